@@ -391,6 +391,15 @@ pub trait NicAccess {
     /// # Errors
     /// [`GpuError::Unsupported`], or the reason of the driver.
     fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError>;
+
+    /// Makes the GPU's context current in the calling thread, for a library that calls CUDA itself. Returns CUDA's
+    /// number of the GPU (`CUdevice`); `None` for devices that CUDA does not know.
+    ///
+    /// # Errors
+    /// The reason of the driver.
+    fn enter_cuda(&self) -> Result<Option<i32>, GpuError> {
+        Ok(None)
+    }
 }
 
 impl dyn Device {

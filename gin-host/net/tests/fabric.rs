@@ -11,7 +11,7 @@ use gin_gpu::{Device, Memory, MemoryKind};
 use gin_net::fabric::{Fabric, FabricConfig, FabricNetwork, NoFabric, probe};
 use gin_net::staged::{Staged, Staging};
 use gin_net::{Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, Request, SignalArrival};
-use gin_testkit::{PROVIDERS, libfabric_double};
+use gin_testkit::{PROVIDERS, PROVIDERS_FOR_GPUS, libfabric_double};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
@@ -48,7 +48,11 @@ impl Side {
     fn new(config: &FabricConfig, rank: u32, staging: Staging) -> Result<Self, Failed> {
         let device: Arc<dyn Device> = VirtualDevice::memory_only(rank);
         let endpoint = Endpoint { rank, ranks: 2, seed: 1, gpu: None };
-        let network = Staged::new(FabricNetwork::new(&Fabric::open(config)?, &endpoint), rank, staging);
+        let fabric = Fabric::open(config)?;
+        let network = match config.virtual_gpus {
+            true => FabricNetwork::staged(&fabric, &endpoint),
+            false => Staged::new(FabricNetwork::new(&fabric, &endpoint), rank, staging),
+        };
         let memory = Memory::new(&device, MemoryKind::Device, BYTES)?;
         let words = Memory::new(&device, MemoryKind::Pinned, 8 * u64::from(CONTEXTS * PER_CONTEXT))?;
         Ok(Self { network, memory, words, completions: Vec::new(), signals: Vec::new(), next: 0 })
@@ -69,6 +73,10 @@ impl Side {
     fn poll(&mut self) {
         let mut events = Vec::new();
         self.network.poll(&mut events);
+        // As the proxy does, before it raises a signal or completes a get.
+        if !events.is_empty() && self.network.capabilities().needs_make_visible {
+            self.network.make_visible().expect("the endpoint reads its own memory");
+        }
         for event in events {
             match event {
                 Event::Completion { id, outcome } => self.completions.push((id, outcome)),
@@ -172,8 +180,10 @@ fn plain(config: &FabricConfig) -> Result<Vec<Side>, Failed> {
 }
 
 fn everything(config: &FabricConfig) -> Result<(), Failed> {
-    for staging in [Staging::Never, Staging::Always("a test requires it")] {
-        let mut sides = pair(config, &staging, |_| {})?;
+    let ways = [Staging::Never, Staging::Always("a test requires it")];
+    // Memory of virtual GPUs goes one way only.
+    for staging in &ways[usize::from(config.virtual_gpus)..] {
+        let mut sides = pair(config, staging, |_| {})?;
         sides[1].fill(2)?;
         for peer in [1, 0] {
             let own = sides[0].fill(1)?;
@@ -231,6 +241,39 @@ fn order(config: &FabricConfig) -> Result<(), Failed> {
         ensure(sides[1].read()? == bytes, || format!("round {round}: the signal overtook its data"))?;
     }
     Ok(())
+}
+
+/// The peer gets no signal, and makes nothing visible.
+fn quiet(config: &FabricConfig) -> Result<(), Failed> {
+    let mut sides = plain(config)?;
+    for round in 0..10u64 {
+        let bytes = sides[0].fill(round)?;
+        for part in 0..3 {
+            let length = BYTES / 3;
+            let id = sides[0].post(0, put(part * length, part * length, length), None, 1);
+            until(&mut sides, "put", |sides| sides[0].outcome(id) == Some(&Ok(())))?;
+        }
+        let id = sides[0].post(0, Transfer::Nothing, None, 1);
+        until(&mut sides, "quiet", |sides| sides[0].outcome(id) == Some(&Ok(())))?;
+        ensure(sides[1].read()? == bytes, || format!("round {round}: data is not at the peer after a quiet"))?;
+    }
+    Ok(())
+}
+
+/// Memory of a GPU goes directly over the models that reach it without CUDA, and else through host memory.
+fn gpus(config: &FabricConfig) -> Result<(), Failed> {
+    let sides = plain(&config.clone().virtual_gpus(true))?;
+    let text = sides[0].network.describe();
+    let expected = match config.provider.as_str() {
+        "efa-gpu" | "cxi-gpu" | "opx-gpu" => ", memory of the device direct",
+        "efa" | "opx" => "(FI_OPT_CUDA_API_PERMITTED) failed: Invalid argument",
+        "cxi" => "(the provider cxi does not reach it (no FI_HMEM))",
+        "strange" => "(FI_OPT_CUDA_API_PERMITTED) failed: Operation not supported",
+        _ => "memory of the device through host memory (",
+    };
+    ensure(text.contains(expected), || text.clone())?;
+    let direct = sides[0].network.capabilities().needs_make_visible;
+    ensure(direct == expected.contains("direct"), || format!("{text}, yet made visible: {direct}"))
 }
 
 fn many(config: &FabricConfig) -> Result<(), Failed> {
@@ -498,6 +541,8 @@ type Body = fn(&FabricConfig) -> Result<(), Failed>;
 const TRIALS: &[(&str, Body)] = &[
     ("puts_gets_values_and_signals_arrive_at_the_peer_and_at_the_rank_itself", everything),
     ("a_signal_comes_behind_all_that_was_put_before_it", order),
+    ("data_is_at_the_peer_after_a_quiet_without_a_signal", quiet),
+    ("memory_of_gpus_goes_directly_or_through_host_memory_and_the_reason_is_named", gpus),
     ("signals_come_once_each_and_in_order_though_the_receiver_is_slow", many),
     ("a_range_past_the_end_is_refused_and_so_is_a_signal_behind_it", refused),
     ("a_put_with_a_wrong_key_arrives_nowhere_and_raises_nothing", wrong_key),
@@ -545,8 +590,9 @@ fn main() -> ExitCode {
             let config = config.library(library.to_string_lossy().into_owned()).lost_after(LIMIT);
             // All its endpoints are in one process.
             for (name, body) in TRIALS.iter().filter(|(name, _)| !name.contains("_is_lost_")) {
-                for provider in PROVIDERS {
-                    let config = config.clone().provider(provider.to_owned());
+                for provider in PROVIDERS.into_iter().chain(PROVIDERS_FOR_GPUS) {
+                    let in_gpus = PROVIDERS_FOR_GPUS.contains(&provider);
+                    let config = config.clone().provider(provider.to_owned()).virtual_gpus(in_gpus);
                     trials.push(Trial::test(format!("{provider}/{name}"), move || body(&config)));
                 }
             }

@@ -14,6 +14,10 @@ pub const LIBRARY: &str = "libfabric.so.1";
 /// Version of the interface that gin speaks: 1.11, the oldest with all that it uses.
 pub const VERSION: u32 = 1 << 16 | 11;
 
+/// Version of the interface that gin speaks with providers that reach memory of GPUs: 1.18, the oldest with
+/// [`FI_OPT_CUDA_API_PERMITTED`].
+pub const VERSION_FOR_GPUS: u32 = 1 << 16 | 18;
+
 /// A function that gin does not call.
 type Unused = *const c_void;
 
@@ -207,12 +211,41 @@ pub type Register = unsafe extern "C" fn(
     *mut c_void,
 ) -> c_int;
 
-/// `struct fi_ops_mr`; its beginning.
+/// `struct fi_ops_mr`.
 #[repr(C)]
 pub struct MemoryOperations {
     _size: usize,
     /// Registers memory.
     pub reg: Register,
+    _regv: Unused,
+    /// Registers memory with attributes: domain, attributes, flags, result.
+    pub regattr: unsafe extern "C" fn(*mut Object, *const MemoryAttributes, u64, *mut *mut MemoryObject) -> c_int,
+}
+
+/// `struct fi_mr_attr`, with room for what later versions append.
+#[repr(C)]
+pub struct MemoryAttributes {
+    /// Memory.
+    pub mr_iov: *const Range,
+    /// Number of ranges.
+    pub iov_count: usize,
+    /// Access.
+    pub access: u64,
+    /// Offset in the memory.
+    pub offset: u64,
+    /// Requested key.
+    pub requested_key: u64,
+    _context: *mut c_void,
+    _auth_key_size: usize,
+    _auth_key: *mut u8,
+    /// `FI_HMEM_*`: whose memory it is.
+    pub iface: u32,
+    // `device` is a union of 8 bytes.
+    _before: u32,
+    /// `CUdevice` (`device.cuda`).
+    pub cuda: c_int,
+    _after: u32,
+    _room: [u64; 8],
 }
 
 /// `struct fid_mr`.
@@ -328,13 +361,24 @@ pub struct ErrorCompletion {
 pub struct EndpointObject {
     /// The object.
     pub fid: Object,
-    _ops: Unused,
+    /// Functions for options.
+    pub ops: *const EndpointOperations,
     /// Functions for addresses.
     pub cm: *const AddressOperations,
     /// Functions for messages.
     pub msg: *const MessageOperations,
     /// Functions for remote memory.
     pub rma: *const RemoteOperations,
+}
+
+/// `struct fi_ops_ep`; its beginning.
+#[repr(C)]
+pub struct EndpointOperations {
+    _size: usize,
+    _cancel: Unused,
+    _getopt: Unused,
+    /// Sets an option: endpoint, level, option, value, bytes of the value.
+    pub setopt: unsafe extern "C" fn(*mut Object, c_int, c_int, *const c_void, usize) -> c_int,
 }
 
 /// `struct fi_ops_cm`; its beginning.
@@ -428,12 +472,14 @@ macro_rules! zeros {
     };
 }
 
-zeros! { VectorAttributes QueueAttributes Completion ErrorCompletion }
+zeros! { VectorAttributes QueueAttributes Completion ErrorCompletion MemoryAttributes }
 
 /// Capability: messages.
 pub const FI_MSG: u64 = 1 << 1;
 /// Capability: access to remote memory.
 pub const FI_RMA: u64 = 1 << 2;
+/// Capability: transfers to and from memory of devices.
+pub const FI_HMEM: u64 = 1 << 47;
 /// Access: this process reads remote memory into it.
 pub const FI_READ: u64 = 1 << 8;
 /// Access: this process writes from it.
@@ -480,6 +526,14 @@ pub const FI_MR_ALLOCATED: c_int = 1 << 5;
 pub const FI_MR_PROV_KEY: c_int = 1 << 6;
 /// Registration: memory must be bound to an endpoint.
 pub const FI_MR_ENDPOINT: c_int = 1 << 9;
+/// Registration: memory of devices must be registered, also for operations of this process.
+pub const FI_MR_HMEM: c_int = 1 << 10;
+/// `enum fi_hmem_iface`: memory of NVIDIA's GPUs.
+pub const FI_HMEM_CUDA: u32 = 1;
+/// Level of options: an endpoint.
+pub const FI_OPT_ENDPOINT: c_int = 0;
+/// Option of an endpoint, a `bool`: it may call CUDA, which is the default. Since version 1.18.
+pub const FI_OPT_CUDA_API_PERMITTED: c_int = 10;
 /// Command of `control`: enables an endpoint, or memory.
 pub const FI_ENABLE: c_int = 6;
 /// Address format: IPv4.

@@ -119,7 +119,10 @@ fn libfabric() -> Vec<String> {
         FabricOperations = "struct fi_ops_fabric" { domain }
         DomainObject = "struct fid_domain" { fid, ops, mr }
         DomainOperations = "struct fi_ops_domain" { av_open, cq_open, endpoint }
-        MemoryOperations = "struct fi_ops_mr" { reg }
+        MemoryOperations = "struct fi_ops_mr" { reg, regattr }
+        MemoryAttributes = "struct fi_mr_attr" {
+            mr_iov, iov_count, access, offset, requested_key, iface, cuda = "device.cuda",
+        }
         MemoryObject = "struct fid_mr" { fid, mem_desc, key }
         VectorAttributes = "struct fi_av_attr" { r#type = "type", rx_ctx_bits, count }
         VectorObject = "struct fid_av" { fid, ops }
@@ -129,7 +132,8 @@ fn libfabric() -> Vec<String> {
         QueueOperations = "struct fi_ops_cq" { read, readerr }
         Completion = "struct fi_cq_msg_entry" { op_context, flags, len }
         ErrorCompletion = "struct fi_cq_err_entry" { op_context, flags, err, prov_errno }
-        EndpointObject = "struct fid_ep" { fid, cm, msg, rma }
+        EndpointObject = "struct fid_ep" { fid, ops, cm, msg, rma }
+        EndpointOperations = "struct fi_ops_ep" { setopt }
         AddressOperations = "struct fi_ops_cm" { getname }
         MessageOperations = "struct fi_ops_msg" { recv, send }
         RemoteOperations = "struct fi_ops_rma" { read, writemsg }
@@ -153,6 +157,7 @@ fn libfabric() -> Vec<String> {
         "struct fi_msg_rma" == RemoteMessage;
         "struct fi_rma_iov" == RemoteRange;
         "struct iovec" == Range;
+        "struct fi_mr_attr" <= MemoryAttributes;
     }
     macro_rules! numbers {
         ($($name:ident)*) => { statements.extend([$(format!("{} == {}ull", stringify!($name), $name)),*]) };
@@ -161,8 +166,11 @@ fn libfabric() -> Vec<String> {
         FI_MSG FI_RMA FI_READ FI_WRITE FI_RECV FI_TRANSMIT FI_REMOTE_READ FI_REMOTE_WRITE FI_DELIVERY_COMPLETE FI_CONTEXT
         FI_CONTEXT2 FI_ORDER_SAW FI_ADDR_UNSPEC FI_EP_RDM FI_AV_MAP FI_AV_TABLE FI_THREAD_DOMAIN FI_RM_ENABLED
         FI_CQ_FORMAT_MSG FI_WAIT_NONE FI_MR_LOCAL FI_MR_VIRT_ADDR FI_MR_ALLOCATED FI_MR_PROV_KEY FI_MR_ENDPOINT FI_ENABLE
-        FI_SOCKADDR_IN FI_SOCKADDR_IN6 FI_EAGAIN FI_ENODATA FI_EAVAIL
+        FI_SOCKADDR_IN FI_SOCKADDR_IN6 FI_EAGAIN FI_ENODATA FI_EAVAIL FI_HMEM FI_MR_HMEM
+        FI_HMEM_CUDA FI_OPT_ENDPOINT
     }
+    // Headers before 1.18 end with the option before it.
+    statements.push(format!("FI_OPT_XPU_TRIGGER + 1 == {FI_OPT_CUDA_API_PERMITTED}"));
     statements
 }
 

@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | `fabric/hosts/` | two processes over `tcp`, each in its own network namespace, or over the loopback interface |
 //! | `fabric/shm/` | two processes over `shm`, where signals wait for delivery |
-//! | `fabric/PROVIDER/` | threads, over models of providers whose hardware is rare ([`libfabric_double`]) |
+//! | `fabric/PROVIDER/` | threads, over models of providers whose hardware is rare ([`libfabric_double`]); with `-gpu`, windows are memory of GPUs that the provider reaches |
 //! | `fabric/all_NAME/` | threads, only with `GIN_ALL_WAYS` |
 //!
 //! The first three run a few cases in a few seconds; with `GIN_ALL_WAYS` all of them. Namespaces need root. Processes
@@ -16,7 +16,7 @@ use gin_conformance::cases;
 use gin_conformance::host::{Carrier, Setup, judge};
 use gin_conformance::processes::{Group, Processes, Verdict, serve};
 use gin_net::fabric::{Fabric, FabricConfig};
-use gin_testkit::{PROVIDERS, libfabric_double};
+use gin_testkit::{PROVIDERS, PROVIDERS_FOR_GPUS, libfabric_double};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -168,8 +168,10 @@ fn over_doubles(trials: &mut Vec<Trial>) {
             return;
         }
     };
-    for provider in PROVIDERS {
-        let carrier = carrier(provider, &config(provider).library(library.clone())).expect("the library has it");
+    for provider in PROVIDERS.into_iter().chain(PROVIDERS_FOR_GPUS) {
+        let in_gpus = PROVIDERS_FOR_GPUS.contains(&provider);
+        let config = config(provider).library(library.clone()).virtual_gpus(in_gpus);
+        let carrier = carrier(provider, &config).expect("the library has it");
         for case in cases::all().into_iter().filter(|case| all_ways() || SELECTED.contains(&&*case.name)) {
             let (setup, name) = (setup(carrier.clone()), format!("fabric/{provider}/{}", case.name));
             trials.push(Trial::test(name, move || judge(&case, &setup).map_err(Failed::from)));

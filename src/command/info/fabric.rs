@@ -12,7 +12,18 @@ pub(super) struct Fabric {
     library: Result<String, String>,
     providers: Vec<Found>,
     /// The provider and domain in use, or the reason why there is none.
-    used: Result<Found, String>,
+    used: Result<Used, String>,
+}
+
+/// The provider in use.
+#[derive(Debug, Serialize)]
+struct Used {
+    #[serde(flatten)]
+    found: Found,
+    /// How memory of GPUs travels: `direct`, or `staged` through host memory.
+    gpu_memory: &'static str,
+    /// The reason if it is staged.
+    staged: Option<String>,
 }
 
 /// A provider with a domain.
@@ -32,6 +43,14 @@ impl From<&Offer> for Found {
     }
 }
 
+impl From<&Provider> for Used {
+    fn from(provider: &Provider) -> Self {
+        let staged = provider.staged.clone();
+        let gpu_memory = if staged.is_some() { "staged" } else { "direct" };
+        Self { found: Found::from(&provider.offer), gpu_memory, staged }
+    }
+}
+
 impl Fabric {
     /// Returns what libfabric lists, or the reason why it lists nothing.
     pub(super) fn find() -> Self {
@@ -44,9 +63,7 @@ impl Fabric {
             Ok((version, offers)) => Self {
                 library: Ok(format!("{}, version {version}", config.library)),
                 providers: offers.iter().map(Found::from).collect(),
-                used: Provider::open(&config)
-                    .map(|provider| Found::from(&provider.offer))
-                    .map_err(|error| error.to_string()),
+                used: Provider::open(&config).map(|provider| Used::from(&*provider)).map_err(|error| error.to_string()),
             },
         }
     }
@@ -63,8 +80,10 @@ impl Fabric {
             writeln!(out, "  {provider}: {domain}, {network}, {order}")?;
         }
         match &self.used {
-            Ok(Found { provider, domain, .. }) => {
-                writeln!(out, "  in use: {provider} over {domain}; `GIN_FABRIC_PROVIDER` names another")
+            Ok(Used { found: Found { provider, domain, .. }, gpu_memory, staged }) => {
+                let reason = staged.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
+                writeln!(out, "  in use: {provider} over {domain}; `GIN_FABRIC_PROVIDER` names another")?;
+                writeln!(out, "  memory of GPUs: {gpu_memory}{reason}")
             }
             Err(reason) => writeln!(out, "  none can be used: {reason}"),
         }

@@ -65,6 +65,11 @@ impl NicAccess for CudaDevice {
         // Safety: the driver has just opened it for the caller.
         Ok(MemoryFile::new(unsafe { OwnedFd::from_raw_fd(file) }, offset))
     }
+
+    fn enter_cuda(&self) -> Result<Option<i32>, GpuError> {
+        self.context.enter()?;
+        Ok(Some(self.context.device))
+    }
 }
 
 impl Drop for CudaPages {

@@ -34,6 +34,9 @@ gin_gpu::config! {
         /// Takes the provider to promise no order. Signals then wait until the data before them has been delivered. For
         /// tests. Default: false.
         pub unordered: bool = false,
+        /// Takes memory of virtual GPUs to be memory of a GPU of CUDA: the provider reaches it as such, or it goes
+        /// through host memory. For tests. Default: false.
+        pub virtual_gpus: bool = false,
     }
 }
 

@@ -54,6 +54,8 @@ pub(super) struct Connection {
     pub(super) order: Order,
     /// Number of messages sent.
     pub(super) sent: u64,
+    /// The window that the last put went to, if it is in a GPU of the peer.
+    pub(super) put_to: Option<u32>,
     /// It is in the list of busy connections.
     pub(super) listed: bool,
     pub(super) arrivals: Arrivals,

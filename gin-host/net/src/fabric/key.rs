@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// First bytes of an endpoint's key. They name the version.
 const HELLO: [u8; 4] = *b"gfh1";
 /// First bytes of a window's key.
-const WINDOW: [u8; 4] = *b"gfw1";
+const WINDOW: [u8; 4] = *b"gfw2";
 
 /// A rank's endpoint.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -33,6 +33,8 @@ pub(super) struct PublishedPart {
     /// Place of the first byte, as operations name it: an address or 0.
     pub(super) base: u64,
     pub(super) bytes: u64,
+    /// The memory is a GPU's.
+    pub(super) in_gpu: bool,
     /// Key of the registered memory.
     pub(super) key: u64,
     /// It accepts signals at its addresses.
@@ -124,8 +126,8 @@ mod tests {
         }
 
         #[test]
-        fn a_decoded_part_equals_the_sent_one(base: u64, bytes: u64, key: u64, signals: bool) {
-            let part = PublishedPart { base, bytes, key, signals };
+        fn a_decoded_part_equals_the_sent_one(base: u64, bytes: u64, key: u64, signals: bool, in_gpu: bool) {
+            let part = PublishedPart { base, bytes, key, signals, in_gpu };
             let read = PublishedPart::from_key(3, &part.to_key());
             prop_assert_eq!(read.is_ok(), base.checked_add(bytes).is_some());
             prop_assert!(read.is_err() || read == Ok(part));

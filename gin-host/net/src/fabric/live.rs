@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of reads of the completion queue in one poll, so that the proxy returns to its other work.
 const READS: usize = 16;
+/// Time after which a read by the own endpoint, which takes microseconds, is given up.
+const READ_BACK: Duration = Duration::from_secs(1);
 /// Interval in which lost peers are looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -38,6 +40,8 @@ pub(super) enum Use {
     Free,
     /// A posted buffer.
     Receive,
+    /// A read of this rank's own memory.
+    ReadBack,
     Operation(Operation),
 }
 
@@ -83,6 +87,15 @@ pub(super) struct Live {
     pub(super) per_peer: usize,
     pub(super) ended: Vec<Ended>,
     pub(super) looked: Instant,
+    pub(super) read_back: ReadBack,
+}
+
+/// The read of this rank's own memory.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum ReadBack {
+    Idle,
+    Outstanding,
+    Failed(c_int),
 }
 
 /// Returns whether an error number says that a peer cannot be reached any more.
@@ -235,6 +248,9 @@ impl Live {
             self.fail(index, request, NetError::behind(peer), events);
             return Posted::Yes;
         }
+        if request.is_quiet() {
+            return self.quiet(index, slot, request, windows, events);
+        }
         if !self.connections[index].moved {
             if let Some(signal) = &request.signal
                 && let Err(error) = windows.check_signal(peer, signal)
@@ -245,6 +261,12 @@ impl Live {
             if request.transfer.bytes() > 0 {
                 return match self.transfer(slot, request, windows) {
                     Ok((Posted::Yes, window)) => {
+                        if let Transfer::Put { destination, .. } | Transfer::PutValue { destination, .. } =
+                            request.transfer
+                            && windows.remote_in_gpu(destination.window, peer).is_some()
+                        {
+                            self.connections[index].put_to = Some(destination.window);
+                        }
                         self.started(slot, index, request.id, (kind(request), has_message), window);
                         if let Some(window) = window {
                             windows.enter(window);
@@ -289,6 +311,75 @@ impl Live {
             self.next(index);
         }
         posted
+    }
+
+    /// Posts a quiet. Puts that have completed are at the peer's NIC and, in host memory, visible. In a GPU they may
+    /// still be on the bus: the read of a byte there is ordered behind them, so its answer confirms that they have
+    /// arrived (see [`make_visible`](Self::make_visible)).
+    fn quiet(
+        &mut self,
+        index: usize,
+        slot: usize,
+        request: &Request,
+        windows: &Windows,
+        events: &mut Vec<Event>,
+    ) -> Posted {
+        let peer = request.peer;
+        if self.connections[index].order.is_broken() {
+            self.fail(index, request, NetError::behind(peer), events);
+            return Posted::Yes;
+        }
+        // Nobody uses a window any more that ranks have deregistered.
+        let put_to = self.connections[index].put_to;
+        let Some(from) = put_to.and_then(|window| windows.remote_in_gpu(window, peer)) else {
+            self.next(index);
+            events.push(Event::Completion { id: request.id, outcome: Ok(()) });
+            return Posted::Yes;
+        };
+        let posted = self.endpoint.read_byte(slot, self.peers[peer as usize].address, from);
+        if posted == Posted::Yes {
+            self.started(slot, index, request.id, (Kind::Read, false), None);
+            self.next(index);
+        }
+        posted
+    }
+
+    /// Makes visible to this rank's GPU what its NIC has written there.
+    ///
+    /// The provider's completions do not promise it: fi_cq(3) defines visibility only within one memory domain, and
+    /// completions and messages are in host memory. It leaves flushes of GPUs to applications. So this reads a byte of
+    /// the GPU's memory by the own NIC, as the network `verbs` does and NCCL's plugin for libfabric: the read's answer
+    /// comes behind the writes that the NIC has posted over PCIe before.
+    pub(super) fn make_visible(&mut self, windows: &mut Windows, events: &mut Vec<Event>) -> Result<(), NetError> {
+        let Some(from) = windows.in_gpu() else { return Ok(()) };
+        let fail = |reason: String| NetError::Local { what: "reading back memory of the GPU", reason };
+        let (slot, begin) = (self.uses.len() - 1, Instant::now());
+        let own = self.peers.get(windows.rank as usize).map(|own| own.address);
+        let Some(own) = own.filter(|_| !self.endpoint.is_shut()) else {
+            return Err(fail("the endpoint is not connected".to_owned()));
+        };
+        let mut is_posted = false;
+        loop {
+            match &self.read_back {
+                ReadBack::Failed(error) => {
+                    let text = explain(&self.endpoint.domain.fabric.library, *error);
+                    return Err(fail(format!("{text} (error {error})")));
+                }
+                ReadBack::Idle if is_posted => return Ok(()),
+                ReadBack::Idle => match self.endpoint.read_byte(slot, own, from) {
+                    Posted::Yes => (self.read_back, is_posted) = (ReadBack::Outstanding, true),
+                    Posted::No(error) => self.read_back = ReadBack::Failed(error),
+                    Posted::Later | Posted::Behind => {}
+                },
+                // A read that was given up is still outstanding. Its answer would be taken for the next read's.
+                ReadBack::Outstanding if !is_posted => return Err(fail("an earlier read has no answer".to_owned())),
+                ReadBack::Outstanding => {}
+            }
+            if begin.elapsed() > READ_BACK {
+                return Err(fail(format!("no answer within {READ_BACK:?}")));
+            }
+            self.take(windows, events);
+        }
     }
 
     /// Records an operation that was posted in the last free slot.
@@ -355,6 +446,9 @@ impl Live {
             match self.uses[ended.slot] {
                 Use::Free => {}
                 Use::Receive => self.received(ended, events),
+                Use::ReadBack => {
+                    self.read_back = ended.error.map_or(ReadBack::Idle, |(error, _)| ReadBack::Failed(error));
+                }
                 Use::Operation(operation) => self.completed(ended, operation, now, windows, events),
             }
         }

@@ -30,6 +30,13 @@
 //! keys, their length, whether peers use addresses or offsets, the numbers of outstanding operations and the length of
 //! messages.
 //!
+//! # Memory of GPUs
+//! Windows in a GPU are registered as its memory (`FI_HMEM_CUDA`) if the provider reaches it without calls of CUDA
+//! (`FI_OPT_CUDA_API_PERMITTED`, libfabric 1.18). Such a call could wait for the very kernel that waits for the data.
+//! Signals then wait for delivery. Before the proxy raises a signal or completes a get, the endpoint reads a byte of
+//! the GPU's memory over itself: `Live::make_visible` has the argument. With other providers memory of GPUs is
+//! [staged](super::staged).
+//!
 //! # When something fails
 //! If the provider reports that a connection ended or that a peer cannot be reached, the peer is lost. It is also lost
 //! if no outstanding request to it completes for [`lost_after`](FabricConfig::lost_after): TCP itself waits for
@@ -38,7 +45,8 @@
 //! that nothing writes to the window's memory later.
 //!
 //! # Limits
-//! - gin registers host memory only (no `FI_HMEM`): memory of GPUs is [staged](super::staged).
+//! - Memory of GPUs is staged with `tcp` and `shm`, which copy by CUDA. **No provider has reached memory of a GPU
+//!   yet.** Models of providers have, with virtual GPUs.
 //! - `shm` spins in the provider if a peer dies or stops while it holds a lock of the shared memory.
 //! - Run: `tcp` and `shm` of libfabric 1.17. **`efa`, `cxi`, `opx` and `verbs;ofi_rxm` have never run.**
 //! - Data is not encrypted. Addresses, keys and tokens travel over gin's own links, which are. Keys of memory and
@@ -57,9 +65,10 @@ pub use provider::{Fabric, NoFabric, Offer, probe};
 
 use self::connection::{BYTES, Connection};
 use self::key::{Hello, PublishedPart};
-use self::live::{Live, Peer, Use};
+use self::live::{Live, Peer, ReadBack, Use};
 use self::objects::{DATA, EndpointHandle, Posted};
 use self::windows::Windows;
+use super::staged::{Staged, Staging};
 use super::{
     Capabilities, Endpoint, Event, Key, KeyError, LocalSignals, LocalWindow, NetError, Network, Raises, Request,
 };
@@ -102,6 +111,18 @@ impl FabricNetwork {
         }
     }
 
+    /// Creates the endpoint of `endpoint.rank` like [`new`](Self::new). Memory of GPUs that the provider does not reach
+    /// goes through host memory.
+    pub fn staged(fabric: &Arc<Fabric>, endpoint: &Endpoint) -> Staged<Self> {
+        let has_gpu = endpoint.gpu.is_some() || fabric.config.virtual_gpus;
+        let probed = fabric.clone();
+        let staging = match has_gpu {
+            true => Staging::Unless(Arc::new(move |device| probed.reach(device))),
+            false => Staging::Never,
+        };
+        Staged::new(Self::new(fabric, endpoint), endpoint.rank, staging)
+    }
+
     /// Lets busy connections post.
     fn work(&mut self) {
         let Some(live) = &mut self.live else { return };
@@ -134,7 +155,7 @@ impl Network for FabricNetwork {
             max_message: self.fabric.config.max_message.min(self.fabric.offer.max_message).max(8),
             completion_is_arrival: true,
             raises: Raises::Receiver,
-            needs_make_visible: false,
+            needs_make_visible: self.fabric.offer.reaches_gpus,
             mailbox: false,
         }
     }
@@ -143,9 +164,10 @@ impl Network for FabricNetwork {
         let offer = &self.fabric.offer;
         let sends = self.fabric.config.depth.min(offer.sends).max(4);
         let receives = RECEIVES.min(offer.receives).max(1);
-        let mut endpoint = EndpointHandle::new(&self.fabric, sends + receives, self.ranks)?;
+        let mut endpoint = EndpointHandle::new(&self.fabric, sends + receives + 1, self.ranks)?;
         let mut uses = vec![Use::Free; sends];
         uses.resize(sends + receives, Use::Receive);
+        uses.push(Use::ReadBack);
         let mut unposted = Vec::new();
         for slot in sends..sends + receives {
             if endpoint.receive(slot) != Posted::Yes {
@@ -176,6 +198,7 @@ impl Network for FabricNetwork {
             per_peer: (sends / 2).clamp(2, 128),
             ended: Vec::new(),
             looked: Instant::now(),
+            read_back: ReadBack::Idle,
         });
         Ok(key)
     }
@@ -252,10 +275,15 @@ impl Network for FabricNetwork {
         events.append(&mut self.events);
     }
 
+    fn make_visible(&mut self) -> Result<(), NetError> {
+        self.live.as_mut().map_or(Ok(()), |live| live.make_visible(&mut self.windows, &mut self.events))
+    }
+
     fn describe(&self) -> String {
         let Offer { provider, domain, in_order, .. } = &self.fabric.offer;
         let order = if *in_order { "behind their data" } else { "once their data is delivered" };
-        format!("fabric over {provider} ({domain}), signals raised by the proxy, sent {order}")
+        let direct = if self.windows.in_gpu().is_some() { ", memory of the device direct" } else { "" };
+        format!("fabric over {provider} ({domain}), signals raised by the proxy, sent {order}{direct}")
     }
 
     fn carries_notices(&self) -> bool {

@@ -4,12 +4,13 @@
 use super::provider::{Fabric, explain};
 use crate::NetError;
 use gin_gpu::registry::random;
+use gin_gpu::{DeviceKind, MemoryKind, MemorySlice};
 use gin_verbs::fabric::{
     Completion, DomainObject, EndpointObject, ErrorCompletion, FI_ADDR_UNSPEC, FI_AV_MAP, FI_AV_TABLE,
-    FI_CQ_FORMAT_MSG, FI_DELIVERY_COMPLETE, FI_EAGAIN, FI_EAVAIL, FI_ENABLE, FI_MR_ENDPOINT, FI_MR_LOCAL,
-    FI_MR_PROV_KEY, FI_MR_VIRT_ADDR, FI_READ, FI_RECV, FI_REMOTE_READ, FI_REMOTE_WRITE, FI_TRANSMIT, FI_WAIT_NONE,
-    FI_WRITE, FabricObject, MemoryObject, Object, QueueAttributes, QueueObject, Range, RemoteMessage, RemoteRange,
-    VectorAttributes, VectorObject,
+    FI_CQ_FORMAT_MSG, FI_DELIVERY_COMPLETE, FI_EAGAIN, FI_EAVAIL, FI_ENABLE, FI_HMEM_CUDA, FI_MR_ENDPOINT, FI_MR_LOCAL,
+    FI_MR_PROV_KEY, FI_MR_VIRT_ADDR, FI_OPT_CUDA_API_PERMITTED, FI_OPT_ENDPOINT, FI_READ, FI_RECV, FI_REMOTE_READ,
+    FI_REMOTE_WRITE, FI_TRANSMIT, FI_WAIT_NONE, FI_WRITE, FabricObject, MemoryAttributes, MemoryObject, Object,
+    QueueAttributes, QueueObject, Range, RemoteMessage, RemoteRange, VectorAttributes, VectorObject,
 };
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -71,6 +72,8 @@ unsafe impl Sync for Domain {}
 pub(super) struct Region {
     _memory: Handle<MemoryObject>,
     pub(super) key: u64,
+    /// The memory is a GPU's.
+    pub(super) in_gpu: bool,
     /// Descriptor for operations of this rank; null if the provider does not ask for it.
     descriptor: *mut c_void,
     domain: Arc<Domain>,
@@ -229,6 +232,13 @@ impl EndpointHandle {
             check("binding the address vector", (operations.bind)(endpoint.object(), vector.object(), 0))?;
             let flags = FI_TRANSMIT | FI_RECV;
             check("binding the completion queue", (operations.bind)(endpoint.object(), queue.object(), flags))?;
+            if fabric.offer.reaches_gpus {
+                let (permitted, bytes) = (false, size_of::<bool>());
+                let value = (&raw const permitted).cast();
+                let setopt = (*(*endpoint.get()).ops).setopt;
+                let error = setopt(endpoint.object(), FI_OPT_ENDPOINT, FI_OPT_CUDA_API_PERMITTED, value, bytes);
+                check("forbidding calls of CUDA (FI_OPT_CUDA_API_PERMITTED)", error)?;
+            }
             check("enabling the endpoint", (operations.control)(endpoint.object(), FI_ENABLE, ptr::null_mut()))?;
         }
         let empty = || UnsafeCell::new(Slot { context: [0; 8], data: [0; DATA] });
@@ -237,8 +247,9 @@ impl EndpointHandle {
         if fabric.offer.has(FI_MR_LOCAL) {
             let bytes = size_of_val(&*made.slots.slots) as u64;
             let first = made.slots.slots.as_ptr() as u64;
+            let access = FI_TRANSMIT | FI_RECV | FI_READ | FI_WRITE;
             // Safety: `slots` drops the region before the memory.
-            made.slots.region = Some(unsafe { made.register(first, bytes, FI_TRANSMIT | FI_RECV | FI_WRITE) }?);
+            made.slots.region = Some(unsafe { made.register((first, bytes), access, None) }?);
         }
         if fabric.offer.is_shared_memory {
             SHARED.lock().unwrap_or_else(PoisonError::into_inner).0 += 1;
@@ -250,14 +261,37 @@ impl EndpointHandle {
     ///
     /// # Safety
     /// - The memory stays as long as the region.
-    pub(super) unsafe fn register_window(&self, address: u64, bytes: u64) -> Result<Region, NetError> {
+    pub(super) unsafe fn register_window(&self, slice: &MemorySlice) -> Result<Region, NetError> {
+        let access = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
         // Safety: the caller's promise.
-        unsafe { self.register(address, bytes, FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE) }
+        unsafe { self.register((slice.address(), slice.bytes()), access, self.gpu(slice)?) }
     }
 
+    /// Returns CUDA's number of the GPU whose memory this is, if the provider must register it as such.
+    fn gpu(&self, slice: &MemorySlice) -> Result<Option<c_int>, NetError> {
+        let Fabric { offer, config, .. } = &*self.domain.fabric;
+        let device = slice.memory().device();
+        if !offer.reaches_gpus || slice.memory().kind() != MemoryKind::Device {
+            return Ok(None);
+        }
+        if device.kind() == DeviceKind::Virtual {
+            return Ok(config.virtual_gpus.then_some(0));
+        }
+        // The provider asks CUDA for the pages, in the context of the calling thread.
+        let entered = device.nic_access().map_or(Ok(None), |access| access.enter_cuda());
+        entered.map_err(|error| NetError::Local { what: "registering memory of a GPU", reason: error.to_string() })
+    }
+
+    /// Registers memory of the host, or of a GPU.
+    ///
     /// # Safety
     /// - The memory stays as long as the region.
-    unsafe fn register(&self, address: u64, bytes: u64, access: u64) -> Result<Region, NetError> {
+    unsafe fn register(
+        &self,
+        (address, bytes): (u64, u64),
+        access: u64,
+        gpu: Option<c_int>,
+    ) -> Result<Region, NetError> {
         const WHAT: &str = "registering memory";
         let fabric = &self.domain.fabric;
         let raw = self.domain.domain.get();
@@ -265,10 +299,18 @@ impl EndpointHandle {
         // A key that no peer can guess, as long as the provider takes. Not all ones, which stands for no key.
         let mask = if fabric.offer.key_bytes >= 8 { u64::MAX } else { (1 << (8 * fabric.offer.key_bytes)) - 1 };
         let asked = if fabric.offer.has(FI_MR_PROV_KEY) { 0 } else { (low ^ high) & (mask >> 1) };
+        let (first, length, domain) = (address as usize as *mut c_void, bytes as usize, self.domain.domain.object());
         let memory = Handle::<MemoryObject>::made(fabric, WHAT, |made| unsafe {
-            let register = (*(*raw).mr).reg;
-            let first = address as usize as *const c_void;
-            register(self.domain.domain.object(), first, bytes as usize, access, 0, asked, 0, made, ptr::null_mut())
+            let functions = &*(*raw).mr;
+            let Some(gpu) = gpu else {
+                return (functions.reg)(domain, first, length, access, 0, asked, 0, made, ptr::null_mut());
+            };
+            let range = Range { base: first, len: length };
+            let mut attributes = MemoryAttributes::default();
+            (attributes.mr_iov, attributes.iov_count) = (&raw const range, 1);
+            (attributes.access, attributes.requested_key) = (access, asked);
+            (attributes.iface, attributes.cuda) = (FI_HMEM_CUDA, gpu);
+            (functions.regattr)(domain, &raw const attributes, 0, made)
         })?;
         if let Some(endpoint) = self.endpoint.as_ref().filter(|_| self.binds_memory()) {
             // Safety: both objects exist.
@@ -285,8 +327,10 @@ impl EndpointHandle {
         }
         // Safety: the library has filled it.
         let MemoryObject { mem_desc, key, .. } = unsafe { memory.0.as_ref() };
-        let descriptor = if fabric.offer.has(FI_MR_LOCAL) { *mem_desc } else { ptr::null_mut() };
-        Ok(Region { key: *key, descriptor, _memory: memory, domain: self.domain.clone() })
+        // Operations on memory of a GPU name it, whether or not the provider asks for host memory too (FI_MR_HMEM).
+        let named = fabric.offer.has(FI_MR_LOCAL) || gpu.is_some();
+        let descriptor = if named { *mem_desc } else { ptr::null_mut() };
+        Ok(Region { key: *key, in_gpu: gpu.is_some(), descriptor, _memory: memory, domain: self.domain.clone() })
     }
 
     /// Returns the endpoint's address in the provider's format.
@@ -387,6 +431,17 @@ impl EndpointHandle {
         let (first, descriptor) = (self.slots.data(slot), self.slots.descriptor());
         // Safety: the slot's own data.
         unsafe { self.write_from(slot, peer, (first.cast(), value.len(), descriptor), at) }
+    }
+
+    /// Reads a byte of a peer's memory, from this place and with this key, into the slot. Nothing uses the byte.
+    pub(super) fn read_byte(&mut self, slot: usize, peer: u64, (place, key): (u64, u64)) -> Posted {
+        let Some(endpoint) = &self.endpoint else { return Posted::Later };
+        let (data, descriptor, context) = (self.slots.data(slot), self.slots.descriptor(), self.slots.context(slot));
+        // Safety: the slot's own data.
+        Posted::of(unsafe {
+            let read = (*(*endpoint.get()).rma).read;
+            read(endpoint.get(), data.cast(), 1, descriptor, peer, place, key, context)
+        })
     }
 
     /// Writes memory of a region to a peer's memory, at this place and with this key. It completes when the peer's

@@ -3,13 +3,14 @@
 
 use super::FabricNetwork;
 use super::config::FabricConfig;
+use super::objects::EndpointHandle;
 use crate::NetworkFactory;
-use crate::staged::{Staged, Staging};
+use gin_gpu::{Device, Memory, MemoryKind};
 use gin_verbs::LoadError;
 use gin_verbs::fabric::{
-    FI_CONTEXT, FI_CONTEXT2, FI_EP_RDM, FI_MR_ALLOCATED, FI_MR_ENDPOINT, FI_MR_LOCAL, FI_MR_PROV_KEY, FI_MR_VIRT_ADDR,
-    FI_MSG, FI_ORDER_SAW, FI_RM_ENABLED, FI_RMA, FI_SOCKADDR_IN, FI_SOCKADDR_IN6, FI_THREAD_DOMAIN, Info, Libfabric,
-    VERSION,
+    FI_CONTEXT, FI_CONTEXT2, FI_EP_RDM, FI_HMEM, FI_MR_ALLOCATED, FI_MR_ENDPOINT, FI_MR_HMEM, FI_MR_LOCAL,
+    FI_MR_PROV_KEY, FI_MR_VIRT_ADDR, FI_MSG, FI_ORDER_SAW, FI_RM_ENABLED, FI_RMA, FI_SOCKADDR_IN, FI_SOCKADDR_IN6,
+    FI_THREAD_DOMAIN, Info, Libfabric, VERSION, VERSION_FOR_GPUS,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -77,6 +78,8 @@ pub struct Offer {
     pub in_order: bool,
     /// Maximum length of a message in bytes.
     pub max_message: u64,
+    /// NICs reach memory of GPUs (`FI_HMEM`), without calls of CUDA. Otherwise it goes through host memory.
+    pub reaches_gpus: bool,
     pub(super) protocol: u32,
     pub(super) mr_mode: c_int,
     pub(super) key_bytes: usize,
@@ -113,6 +116,7 @@ impl Offer {
             domain: text(domain.name),
             network: text(fabric.name),
             max_message: ep.max_msg_size as u64,
+            reaches_gpus: info.caps & FI_HMEM != 0,
             protocol: ep.protocol,
             mr_mode: domain.mr_mode,
             key_bytes: domain.mr_key_size,
@@ -151,25 +155,26 @@ struct Answer<'a> {
 }
 
 impl<'a> Answer<'a> {
-    /// Asks for offers of a provider, or of all. Empty if there are none.
-    fn ask(library: &'a Libfabric, provider: Option<&str>) -> Result<Self, NoFabric> {
+    /// Asks for offers of a provider, or of all, that reach memory of GPUs or need not. Empty if there are none.
+    fn ask(library: &'a Libfabric, provider: Option<&str>, gpus: bool) -> Result<Self, NoFabric> {
         let unusable = |reason: &str| NoFabric::Unusable { reason: reason.to_owned() };
         let name = provider.map(CString::new).transpose().map_err(|_| unusable("a provider's name has a zero byte"))?;
         // Safety: null stands for a new, empty structure.
         let hints = unsafe { (library.fi_dupinfo)(ptr::null()) };
         let Some(mut hints) = NonNull::new(hints) else { return Err(unusable("libfabric has no memory")) };
         let mut first = ptr::null_mut();
+        let (version, caps, modes) = if gpus { (VERSION_FOR_GPUS, FI_HMEM, FI_MR_HMEM) } else { (VERSION, 0, 0) };
         // Safety: the library has just made the structure with all its parts. It frees strings in it, so the name is
         // taken out again before.
         let error = unsafe {
             let info = hints.as_mut();
-            (info.caps, info.mode) = (FI_MSG | FI_RMA, FI_CONTEXT | FI_CONTEXT2);
+            (info.caps, info.mode) = (FI_MSG | FI_RMA | caps, FI_CONTEXT | FI_CONTEXT2);
             (*info.ep_attr).r#type = FI_EP_RDM;
-            (*info.domain_attr).mr_mode = MR_MODES;
+            (*info.domain_attr).mr_mode = MR_MODES | modes;
             (*info.domain_attr).threading = FI_THREAD_DOMAIN;
             (*info.domain_attr).resource_mgmt = FI_RM_ENABLED;
             (*info.fabric_attr).prov_name = name.as_ref().map_or(ptr::null_mut(), |name| name.as_ptr().cast_mut());
-            let error = (library.fi_getinfo)(VERSION, ptr::null(), ptr::null(), 0, info, &raw mut first);
+            let error = (library.fi_getinfo)(version, ptr::null(), ptr::null(), 0, info, &raw mut first);
             (*info.fabric_attr).prov_name = ptr::null_mut();
             (library.fi_freeinfo)(info);
             error
@@ -232,7 +237,7 @@ pub fn probe(library: &str) -> Result<(String, Vec<Offer>), NoFabric> {
     // Safety: has no condition.
     let version = unsafe { (library.fi_version)() };
     let mut seen = BTreeSet::new();
-    let answer = Answer::ask(&library, None)?;
+    let answer = Answer::ask(&library, None, false)?;
     let mut offers: Vec<Offer> = answer.offers().into_iter().map(|(offer, _)| offer).collect();
     offers.sort_by_key(|offer| offer.distance);
     offers.retain(|offer| seen.insert((offer.provider.clone(), offer.domain.clone())));
@@ -246,6 +251,8 @@ pub struct Fabric {
     pub offer: Offer,
     /// The configuration.
     pub config: FabricConfig,
+    /// Why memory of GPUs goes through host memory; `None` if NICs reach it.
+    pub staged: Option<String>,
     #[debug(skip)]
     info: NonNull<Info>,
     #[debug(skip)]
@@ -258,25 +265,56 @@ unsafe impl Send for Fabric {}
 unsafe impl Sync for Fabric {}
 
 impl Fabric {
-    /// Opens the library, and chooses an offer of the provider.
+    /// Opens the library, and chooses an offer of the provider: one that reaches memory of GPUs, if it does so without
+    /// calls of CUDA.
     ///
     /// # Errors
     /// [`NoFabric`]: the library cannot be opened, or has no such provider.
     pub fn open(config: &FabricConfig) -> Result<Arc<Self>, NoFabric> {
         let library = open(&config.library)?;
-        let (offer, info) = {
-            let answer = Answer::ask(&library, Some(&config.provider))?;
-            let mut offers = answer.offers();
-            offers.retain(|(offer, _)| config.domain.as_ref().is_none_or(|domain| *domain == offer.domain));
-            let none = || NoFabric::NoProvider { provider: config.provider.clone(), domain: config.domain.clone() };
-            let (offer, info) = offers.into_iter().min_by_key(|(offer, _)| offer.distance).ok_or_else(none)?;
-            // Safety: an offer of the library, which the copy outlives.
-            let copy = unsafe { (library.fi_dupinfo)(info) };
-            let no_memory = || NoFabric::Unusable { reason: "libfabric has no memory".to_owned() };
-            let in_order = offer.in_order && !config.unordered;
-            (Offer { in_order, ..offer }, NonNull::new(copy).ok_or_else(no_memory)?)
+        let staged = match Self::open_for_gpus(&library, config) {
+            Ok(fabric) => return Ok(fabric),
+            Err(reason) => reason,
         };
-        Ok(Arc::new(Self { offer, config: config.clone(), info, library }))
+        tracing::debug!(staged, "memory of GPUs would go through host memory");
+        let none = NoFabric::NoProvider { provider: config.provider.clone(), domain: config.domain.clone() };
+        let mut fabric = Self::find(&library, config, false)?.ok_or(none)?;
+        fabric.staged = Some(staged);
+        Ok(Arc::new(fabric))
+    }
+
+    /// Chooses an offer that reaches memory of GPUs. The error says why there is none.
+    fn open_for_gpus(library: &Arc<Libfabric>, config: &FabricConfig) -> Result<Arc<Self>, String> {
+        // Safety: has no condition.
+        let version = unsafe { (library.fi_version)() };
+        if version < VERSION_FOR_GPUS {
+            let [major, minor] = [version >> 16, version & 0xffff];
+            return Err(format!("libfabric {major}.{minor} may call CUDA while kernels wait; 1.18 and later need not"));
+        }
+        let found = Self::find(library, config, true).map_err(|error| error.to_string())?;
+        let provider = &config.provider;
+        let fabric = Arc::new(found.ok_or_else(|| format!("the provider {provider} does not reach it (no FI_HMEM)"))?);
+        // Refused if the provider copies by CUDA: such a copy may wait for a kernel that waits for the copy.
+        EndpointHandle::new(&fabric, 1, 1)
+            .map_err(|error| format!("the provider {provider} needs CUDA for it: {error}"))?;
+        Ok(fabric)
+    }
+
+    /// Returns the nearest offer of the configured provider and domain.
+    fn find(library: &Arc<Libfabric>, config: &FabricConfig, gpus: bool) -> Result<Option<Self>, NoFabric> {
+        let answer = Answer::ask(library, Some(&config.provider), gpus)?;
+        let mut offers = answer.offers();
+        offers.retain(|(offer, _)| config.domain.as_ref().is_none_or(|domain| *domain == offer.domain));
+        let Some((offer, info)) = offers.into_iter().min_by_key(|(offer, _)| offer.distance) else { return Ok(None) };
+        // Safety: an offer of the library, which the copy outlives.
+        let copy = unsafe { (library.fi_dupinfo)(info) };
+        let no_memory = || NoFabric::Unusable { reason: "libfabric has no memory".to_owned() };
+        // Order is defined only between transfers to the same kind of memory (fi_cq(3), memory domains), and a message
+        // goes to host memory.
+        let in_order = offer.in_order && !config.unordered && !gpus;
+        let offer = Offer { in_order, reaches_gpus: gpus, ..offer };
+        let info = NonNull::new(copy).ok_or_else(no_memory)?;
+        Ok(Some(Self { offer, config: config.clone(), staged: None, info, library: library.clone() }))
     }
 
     /// Returns the offer as the library takes it.
@@ -284,16 +322,25 @@ impl Fabric {
         self.info.as_ptr()
     }
 
-    /// Returns a factory for the endpoints of all ranks of this process. Memory of GPUs goes through host memory.
+    /// Checks that the provider reaches memory of a device; the error says why it does not.
+    pub(super) fn reach(self: &Arc<Self>, device: &Arc<dyn Device>) -> Result<(), String> {
+        // Granularity of GPU memory.
+        const BYTES: u64 = 2 << 20;
+        if let Some(reason) = &self.staged {
+            return Err(reason.clone());
+        }
+        let memory = Memory::new(device, MemoryKind::Device, BYTES).map_err(|error| error.to_string())?;
+        let endpoint = EndpointHandle::new(self, 1, 1).map_err(|error| error.to_string())?;
+        // Safety: the region ends before the memory.
+        let region = unsafe { endpoint.register_window(&memory.whole()) };
+        region.map(drop).map_err(|error| error.to_string())
+    }
+
+    /// Returns a factory for the endpoints of all ranks of this process. Memory of GPUs that the provider does not
+    /// reach goes through host memory.
     pub fn factory(self: &Arc<Self>) -> NetworkFactory {
         let fabric = self.clone();
-        Arc::new(move |endpoint| {
-            let staging = match endpoint.gpu {
-                Some(_) => Staging::Always("gin registers host memory only with libfabric"),
-                None => Staging::Never,
-            };
-            Box::new(Staged::new(FabricNetwork::new(&fabric, endpoint), endpoint.rank, staging))
-        })
+        Arc::new(move |endpoint| Box::new(FabricNetwork::staged(&fabric, endpoint)))
     }
 }
 

@@ -24,10 +24,19 @@ impl Windows {
     pub(super) fn register(&mut self, endpoint: &EndpointHandle, window: &LocalWindow) -> Result<Key, NetError> {
         let (address, bytes) = (window.memory.address(), window.memory.bytes());
         // Safety: the table keeps the memory beside the region, and drops it after the region.
-        let region = (bytes > 0).then(|| unsafe { endpoint.register_window(address, bytes) }).transpose()?;
+        let region = (bytes > 0).then(|| unsafe { endpoint.register_window(&window.memory) }).transpose()?;
         let (base, key) = region.as_ref().map_or((0, 0), |region| (region.base(address), region.key));
+        let in_gpu = region.as_ref().is_some_and(|region| region.in_gpu);
         self.insert(window, region);
-        Ok(PublishedPart { base, bytes, key, signals: window.plane.is_some() }.to_key())
+        Ok(PublishedPart { base, bytes, in_gpu, key, signals: window.plane.is_some() }.to_key())
+    }
+
+    /// Returns place and key of some registered memory in this rank's GPU.
+    pub(super) fn in_gpu(&self) -> Option<(u64, u64)> {
+        self.registrations().find_map(|(region, window)| {
+            let region = region.as_ref().filter(|region| region.in_gpu)?;
+            Some((region.base(window.memory.address()), region.key))
+        })
     }
 
     /// Gives back the regions of all windows, before the endpoint ends to which they are bound.
@@ -48,5 +57,11 @@ impl Windows {
     pub(super) fn remote(&self, window: u32, rank: u32, offset: u64, bytes: u64) -> Result<(u64, u64), NetError> {
         let part = self.of(window, rank, offset, bytes)?;
         Ok((part.base + offset, part.key))
+    }
+
+    /// Returns place and key of a peer's part in a GPU; `None` if the window is closed or the part is elsewhere.
+    pub(super) fn remote_in_gpu(&self, window: u32, rank: u32) -> Option<(u64, u64)> {
+        let part = self.of(window, rank, 0, 1).ok()?;
+        part.in_gpu.then_some((part.base, part.key))
     }
 }
