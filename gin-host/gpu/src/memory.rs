@@ -58,6 +58,12 @@ impl Allocation {
     pub fn new(address: u64, file: Option<OwnedFd>, owner: impl RawMemory + 'static) -> Self {
         Self { address, file, owner: Box::new(owner) }
     }
+
+    /// Adds the file that holds all of the memory.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only GPUs export memory that they did not allocate"))]
+    pub(crate) fn in_file(self, file: OwnedFd) -> Self {
+        Self { file: Some(file), ..self }
+    }
 }
 
 /// One allocation. It is zeroed at first, and freed when its last owner is dropped. Memory that the program has from

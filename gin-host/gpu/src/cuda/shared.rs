@@ -7,13 +7,17 @@ use super::context::Context;
 use super::copy_stream::{CopyStream, address_of_host};
 use super::deferred::{Deferred, Resource, defer};
 use super::driver::{BesideCaptures, check, describe, error, written};
+use super::import::import as import_foreign;
 use super::info;
 use super::launches::free_deferred;
 use super::pinned::know_pinned;
 use crate::error::out_of_memory;
 use crate::flat::{FlatPlace, RawAddresses};
 use crate::shared::{HostPages, check_file, pointer};
-use crate::{Allocation, Device, DeviceKind, GpuError, Memory, MemoryKind, MemorySharing, RawMemory, SharedFile};
+use crate::{
+    Allocation, Device, DeviceKind, GpuError, Keep, Memory, MemoryKind, MemorySharing, MemorySlice, RawMemory,
+    SharedFile,
+};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUmemAccessDesc, CUmemAllocationHandleType, CUuuid};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -240,21 +244,81 @@ impl CudaDevice {
         let device: Arc<dyn Device> = self.shared()?;
         let (mut at, mut files) = (address, Vec::new());
         while at < address.saturating_add(bytes) {
-            let fails = |failure| refuse(at, describe(failure));
-            let (mut handle, mut start, mut length) = (0, 0, 0);
-            // Safety of both: they write integers.
-            unsafe { sys::cuMemRetainAllocationHandle(&raw mut handle, pointer(at)) }.result().map_err(fails)?;
-            let handle = Handle(handle);
-            unsafe { sys::cuMemGetAddressRange_v2(&raw mut start, &raw mut length, at) }.result().map_err(fails)?;
-            let file = handle.file().map_err(|error| refuse(at, error.to_string()))?;
-            let (end, raw) = (start + length as u64, Allocation::new(start, Some(file), Unowned));
-            if end <= at {
-                return Err(refuse(at, "the driver knows no end of it".to_owned()));
-            }
-            files.push(Memory::with(raw, &device, MemoryKind::Device, length as u64));
-            at = end;
+            let (start, length, file) = file_at(at).map_err(|reason| refuse(at, reason))?;
+            files.push(Memory::with(Allocation::new(start, Some(file), Unowned), &device, MemoryKind::Device, length));
+            at = start + length;
         }
         Ok(files)
+    }
+
+    /// Uses memory of the program like [`import_memory`](Self::import_memory), and lets other processes map it: device
+    /// memory of one allocation that `cuMemCreate` made with POSIX file descriptors, as `ncclMemAlloc` does. Returns
+    /// the bytes as a slice of the allocation, which other processes map whole.
+    ///
+    /// # Safety
+    /// - As for [`import_memory`](Self::import_memory), for the whole allocation. With `keep`, it stays as long as
+    ///   `keep` exists.
+    ///
+    /// # Errors
+    /// [`GpuError::Foreign`] with the reason: as there, or the memory is not of that kind. Then `keep` is dropped.
+    pub unsafe fn import_shared(&self, address: u64, bytes: u64, keep: Option<Keep>) -> Result<MemorySlice, GpuError> {
+        let context = &self.context;
+        let refuse = |reason| GpuError::Foreign { address, bytes, device: context.full_name(), reason };
+        context.enter()?;
+        let (start, length, file) = file_at(address)
+            .map_err(|reason| refuse(format!("no other process can map it: {reason}; allocate it by ncclMemAlloc")))?;
+        let offset = address - start;
+        let end = offset.saturating_add(bytes);
+        if bytes == 0 || end > length {
+            let reason = format!("it is not all in one allocation: {length} bytes from {start:#x} on are one");
+            return Err(refuse(reason));
+        }
+        let (raw, kind) = import_foreign(context, start, length, keep)?;
+        let device: Arc<dyn Device> = self.shared()?;
+        Memory::with(raw.in_file(file), &device, kind, length).slice(offset..end)
+    }
+}
+
+impl CudaDevice {
+    /// Uses memory of the program for a window: as [`import_shared`](Self::import_shared) if ranks are `across`
+    /// processes and can map it, else as [`import_memory`](Self::import_memory). Ranks of the host that cannot map it
+    /// refuse the window, and ranks of other hosts reach it over a NIC.
+    ///
+    /// # Safety
+    /// - As there.
+    ///
+    /// # Errors
+    /// As [`import_memory`](Self::import_memory).
+    pub unsafe fn import_for_ranks(
+        &self,
+        address: u64,
+        bytes: u64,
+        keep: Option<Keep>,
+        across: bool,
+    ) -> Result<MemorySlice, GpuError> {
+        // Safety: the caller's promise.
+        let shared = across.then(|| unsafe { self.import_shared(address, bytes, keep.clone()) });
+        match (shared, keep) {
+            (Some(Ok(shared)), _) => Ok(shared),
+            // Safety of both: the caller's promise.
+            (_, Some(keep)) => Ok(unsafe { self.import_kept(address, bytes, keep)? }.whole()),
+            (_, None) => Ok(unsafe { self.import_memory(address, bytes)? }.whole()),
+        }
+    }
+}
+
+/// Exports the allocation that has the byte at an address. Returns its first address, its length and the file.
+fn file_at(at: u64) -> Result<(u64, u64, OwnedFd), String> {
+    let (mut handle, mut start, mut length) = (0, 0, 0);
+    // Safety of both: they write integers.
+    unsafe { sys::cuMemRetainAllocationHandle(&raw mut handle, pointer(at)) }.result().map_err(describe)?;
+    let handle = Handle(handle);
+    unsafe { sys::cuMemGetAddressRange_v2(&raw mut start, &raw mut length, at) }.result().map_err(describe)?;
+    let file = handle.file().map_err(|error| error.to_string())?;
+    let length = length as u64;
+    match start.checked_add(length) {
+        Some(end) if start <= at && at < end => Ok((start, length, file)),
+        _ => Err("the driver knows no end of it".to_owned()),
     }
 }
 
