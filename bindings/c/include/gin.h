@@ -280,6 +280,8 @@ enum gin_network_t
   GIN_NETWORK_PEER = 0,
   // RDMA NICs, through libibverbs.
   GIN_NETWORK_VERBS = 1,
+  // Any provider of libfabric, such as TCP.
+  GIN_NETWORK_FABRIC = 2,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -1075,8 +1077,9 @@ gin_status_t gin_window_alloc(struct gin_comm_t comm,
 // Registers memory of the caller as this rank's part of a window. Collective; ranks may pass different lengths.
 //
 // The memory stays the caller's. On a GPU it is device memory of the rank's GPU, from any allocator of the driver, or
-// pinned host memory; on a virtual GPU it is any memory of the process. The caller owns the handle, and closes it with
-// `gin_window_close`. The memory stays valid until the window is closed on all ranks and no kernel uses it;
+// pinned host memory; on a virtual GPU it is any memory of the process. If ranks of the host are other processes, it
+// is in one allocation of `ncclMemAlloc`, or of `cuMemCreate` with file descriptors. The caller owns the handle, and
+// closes it with `gin_window_close`. The memory stays valid until the window is closed on all ranks and no kernel uses it;
 // meanwhile the program accesses it only as it may access memory of a window.
 gin_status_t gin_window_register(struct gin_comm_t comm,
                                  void *memory,

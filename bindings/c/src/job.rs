@@ -15,6 +15,8 @@ use gin_gpu::virt::VirtualDevice;
 use gin_host::comm::{Backend, CommConfig, NicChoice, Routes};
 use gin_host::proxy::progress::{ManualProgress, OwnThreads, Pool, Progress, Running, Work};
 use gin_host::world::SoftNics;
+use gin_net::NetworkFactory;
+use gin_net::fabric::{Fabric, FabricConfig};
 use gin_net::verbs::{Ports, VerbsConfig};
 use gin_nic::NicConfig;
 use gin_soft_nic_host::Options;
@@ -97,6 +99,20 @@ fn limit(ms: u32) -> Option<Duration> {
 /// The largest `progress_threads`.
 const MAX_PROGRESS_THREADS: u32 = 256;
 
+/// Opens a network; the default of communicators needs none.
+fn factory(network: gin_network_t) -> Result<Option<NetworkFactory>, String> {
+    Ok(match network {
+        gin_network_t::GIN_NETWORK_PEER => None,
+        gin_network_t::GIN_NETWORK_VERBS => {
+            let found = VerbsConfig::from_env().map_err(|error| error.to_string())?;
+            Some(Ports::open(&found).map_err(|error| error.to_string())?.factory())
+        }
+        gin_network_t::GIN_NETWORK_FABRIC => {
+            Some(Fabric::open(&FabricConfig::from_env()).map_err(|error| error.to_string())?.factory())
+        }
+    })
+}
+
 impl Config {
     fn read(config: *const gin_config_t) -> Result<Self, Failure> {
         let config = input(config, "config")?;
@@ -108,10 +124,11 @@ impl Config {
             2 => gin_device_kind_t::GIN_DEVICE_CUDA,
             other => return Err(Failure::argument(format!("config.device is {other}: there are 0 to 2"))),
         };
-        let verbs = match config.network {
-            0 => false,
-            n if n == gin_network_t::GIN_NETWORK_VERBS as u32 => true,
-            other => return Err(Failure::argument(format!("config.network is {other}: there are 0 and 1"))),
+        let network = match config.network {
+            0 => gin_network_t::GIN_NETWORK_PEER,
+            n if n == gin_network_t::GIN_NETWORK_VERBS as u32 => gin_network_t::GIN_NETWORK_VERBS,
+            n if n == gin_network_t::GIN_NETWORK_FABRIC as u32 => gin_network_t::GIN_NETWORK_FABRIC,
+            other => return Err(Failure::argument(format!("config.network is {other}: there are 0 to 2"))),
         };
         let (backend, soft_nics) = match config.backend {
             0 => (Backend::Auto, false),
@@ -120,8 +137,8 @@ impl Config {
             n if n == gin_backend_t::GIN_BACKEND_GDAKI_SOFT as u32 => (Backend::Gdaki, true),
             other => return Err(Failure::argument(format!("config.backend is {other}: there are 0 to 3"))),
         };
-        if verbs && backend == Backend::Gdaki {
-            let text = "config.network: with GDAKI, kernels drive NICs themselves: leave GIN_NETWORK_VERBS out";
+        if network != gin_network_t::GIN_NETWORK_PEER && backend == Backend::Gdaki {
+            let text = format!("config.network: with GDAKI, kernels drive NICs themselves: leave {network:?} out");
             return Err(Failure::argument(text));
         }
         let gpu = match config.gpu {
@@ -167,10 +184,8 @@ impl Config {
                 return Err(Failure::argument(text));
             }
         };
-        if verbs {
-            let none = |error: String| Failure::new(GIN_ERROR_NETWORK, error);
-            let found = VerbsConfig::from_env().map_err(|error| none(error.to_string()))?;
-            comm = comm.network(Ports::open(&found).map_err(|error| none(error.to_string()))?.factory());
+        if let Some(factory) = factory(network).map_err(|error| Failure::new(GIN_ERROR_NETWORK, error))? {
+            comm = comm.network(factory);
         }
         Ok(Self { device, gpu, tcp, comm, soft_nics, threads })
     }

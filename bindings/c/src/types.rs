@@ -139,6 +139,8 @@ pub enum gin_network_t {
     GIN_NETWORK_PEER = 0,
     /// RDMA NICs, through libibverbs.
     GIN_NETWORK_VERBS = 1,
+    /// Any provider of libfabric, such as TCP.
+    GIN_NETWORK_FABRIC = 2,
 }
 
 /// The way that operations of kernels take to the network.

@@ -9,7 +9,7 @@ use crate::types::{gin_comm_t, gin_status_t, gin_window_t};
 use gin_abi::WindowHandle;
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Memory, MemorySlice};
-use gin_host::comm::{CommState, Window as HostWindow, WindowFlags};
+use gin_host::comm::{CommState, Communicator, Window as HostWindow, WindowFlags};
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -93,11 +93,23 @@ pub(crate) fn import(device: &dyn Device, address: u64, bytes: u64) -> Result<Ar
     Err(Failure::new(gin_status_t::GIN_ERROR_DEVICE, format!("{} takes no memory of the program", device.name())))
 }
 
+/// Returns the object of memory of the program for a window, which ranks in other processes map if they can.
+fn import_for_ranks(comm: &Communicator, address: u64, bytes: u64) -> Result<MemorySlice, Failure> {
+    #[cfg(feature = "cuda")]
+    if let Some(device) = gin_gpu::cuda::CudaDevice::of(&**comm.gpu()) {
+        let across = comm.bootstrap().is_across_processes();
+        // Safety: the promise of `gin_window_register`.
+        return Ok(unsafe { device.import_for_ranks(address, bytes, None, across)? });
+    }
+    Ok(import(&**comm.gpu(), address, bytes)?.whole())
+}
+
 /// Registers memory of the caller as this rank's part of a window. Collective; ranks may pass different lengths.
 ///
 /// The memory stays the caller's. On a GPU it is device memory of the rank's GPU, from any allocator of the driver, or
-/// pinned host memory; on a virtual GPU it is any memory of the process. The caller owns the handle, and closes it with
-/// `gin_window_close`.
+/// pinned host memory; on a virtual GPU it is any memory of the process. If ranks of the host are other processes, it
+/// is in one allocation of `ncclMemAlloc`, or of `cuMemCreate` with file descriptors. The caller owns the handle, and
+/// closes it with `gin_window_close`.
 ///
 /// # Safety
 /// - As the crate's docs say. The memory stays valid until the window is closed on all ranks and no kernel uses it;
@@ -112,8 +124,8 @@ pub unsafe extern "C" fn gin_window_register(
 ) -> gin_status_t {
     call("gin_window_register", || {
         let (comm, window) = (table::get::<Comm>(comm.id)?, output(window, "window")?);
-        let memory = import(&**comm.inner.gpu(), memory.expose_provenance() as u64, bytes)?;
-        let inner = comm.inner.register::<u8>(&memory.whole(), self::flags(flags)?)?;
+        let memory = import_for_ranks(&comm.inner, memory.expose_provenance() as u64, bytes)?;
+        let inner = comm.inner.register::<u8>(&memory, self::flags(flags)?)?;
         window.write(gin_window_t { id: table::insert(Arc::new(Window { comm, inner }))? });
         Ok(())
     })

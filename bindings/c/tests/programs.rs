@@ -24,6 +24,23 @@ fn two_ranks_of_a_c_program_put_and_check() {
 }
 
 #[test]
+fn a_c_program_puts_over_libfabric_or_learns_what_to_install() {
+    let folder = tempfile::tempdir().expect("make a folder");
+    let program = program("tests/c/put.c", folder.path());
+    let over = |library: &str| run(Command::new(&program).arg("fabric").env("GIN_FABRIC_LIBRARY", library));
+    let without = over("libfabric-of-nobody.so");
+    assert!(
+        without.starts_with("GIN_ERROR_NETWORK: gin_job_local: libfabric-of-nobody.so cannot be opened ("),
+        "{without}"
+    );
+    assert!(without.ends_with("the package libfabric1)\n"), "{without}");
+    let library = gin_net::fabric::FabricConfig::default().library;
+    let with = over(&library);
+    let expected = if gin_net::fabric::probe(&library).is_ok() { "passed" } else { "cannot be opened" };
+    assert!(with.contains(expected), "{with}");
+}
+
+#[test]
 fn every_operation_of_the_header_does_its_work_and_refuses_wrong_arguments() {
     let folder = tempfile::tempdir().expect("make a folder");
     let program = program("tests/c/operations.cpp", folder.path());

@@ -57,6 +57,10 @@ int main(void) {
     gin_config_t config = with(GIN_BACKEND_GDAKI);
     config.network = GIN_NETWORK_VERBS;
     CHECK(refused(config, GIN_ERROR_ARGUMENT, "leave GIN_NETWORK_VERBS out"));
+    config.network = GIN_NETWORK_FABRIC;
+    CHECK(refused(config, GIN_ERROR_ARGUMENT, "leave GIN_NETWORK_FABRIC out"));
+    config.network = 3;
+    CHECK(refused(config, GIN_ERROR_ARGUMENT, "config.network is 3: there are 0 to 2"));
     config.network = GIN_NETWORK_PEER;
     config.nic = "no_such_nic";
     CHECK(refused(config, GIN_ERROR_NETWORK, "back end Gdaki is not available: NIC no_such_nic: "));

@@ -154,7 +154,27 @@ static void read_signals(struct sigaction actions[SIGNALS], sigset_t *blocked) {
     assert(pthread_sigmask(SIG_SETMASK, NULL, blocked) == 0);
 }
 
-int main(void) {
+// The ranks meet over libfabric, if there is one.
+static int over_libfabric(void) {
+    gin_config_t config = GIN_CONFIG_INIT;
+    gin_job_t jobs[RANKS];
+    config.device = GIN_DEVICE_VIRTUAL;
+    config.network = GIN_NETWORK_FABRIC;
+    config.network_only = 1;
+    gin_status_t status = gin_job_local(&config, RANKS, jobs);
+    if (status != GIN_OK) {
+        printf("%s: %s\n", gin_status_name(status), gin_last_error());
+        return 0;
+    }
+    pthread_t threads[RANKS];
+    for (int i = 0; i < RANKS; i++) assert(pthread_create(&threads[i], NULL, rank_main, &jobs[i]) == 0);
+    for (int i = 0; i < RANKS; i++) assert(pthread_join(threads[i], NULL) == 0);
+    puts("passed over libfabric");
+    return 0;
+}
+
+int main(int count, char **arguments) {
+    if (count > 1 && strcmp(arguments[1], "fabric") == 0) return over_libfabric();
     static struct sigaction before[SIGNALS], after[SIGNALS];
     sigset_t blocked_before, blocked_after;
     signal(SIGQUIT, SIG_IGN);
