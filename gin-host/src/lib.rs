@@ -10,6 +10,7 @@
 //! | [`device`] | devices, memory, streams, launches |
 //! | [`boot`] | the bootstrap: how processes become the ranks of a job |
 //! | [`net`] | networks and NICs, for programs that replace the defaults |
+//! | [`nccl`] | jobs and windows from a communicator of NCCL |
 //!
 //! ```
 //! use gin_host::prelude::*;
@@ -31,6 +32,7 @@
 #![warn(unreachable_pub)]
 
 pub mod comm;
+pub mod nccl;
 #[doc(hidden)]
 pub mod proxy;
 #[doc(hidden)]

@@ -8,6 +8,7 @@
 //! | [`gpus`] | the GPUs of this machine, or the reason why there are none |
 //! | [`hardware`] | trials of effects that only hardware shows |
 //! | `interop` | trials of programs that call the driver themselves beside gin, with the feature `cuda` |
+//! | `nccl` | a trial of gin in a job of NCCL, with the feature `cuda` |
 //! | [`printing`] | a trial of the lines that kernels print |
 //! | `raw` | trials that call the driver themselves, with the feature `cuda` |
 //! | `parking` | a trial beside the resident kernel of software NICs, with the feature `cuda` |
@@ -28,6 +29,8 @@ pub mod hardware;
 pub mod interop;
 pub mod journal;
 pub mod matmul;
+#[cfg(feature = "cuda")]
+pub mod nccl;
 #[cfg(feature = "cuda")]
 pub mod parking;
 pub mod places;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! libibverbs, libmlx5 and libfabric, opened at run time, so that programs start without them.
+//! libibverbs, libmlx5, libfabric and libnccl, opened at run time, so that programs start without them.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | [`verbs`] | structures, constants and functions of `infiniband/verbs.h` |
 //! | [`mlx5dv`] | structures, constants and functions of `infiniband/mlx5dv.h` |
 //! | [`fabric`] | structures, constants and functions of libfabric's `rdma/*.h` |
+//! | [`nccl`] | functions of NCCL's `nccl.h` |
 //! | `device` | the list of RDMA devices ([`DeviceList`]) and an open one ([`OpenDevice`]) |
 //! | `error` | why a library cannot be used ([`LoadError`]) and why a call failed ([`CallError`]) |
 //!
@@ -20,6 +21,7 @@ mod error;
 pub mod fabric;
 mod library;
 pub mod mlx5dv;
+pub mod nccl;
 pub mod verbs;
 
 pub use device::{DeviceList, OpenDevice};

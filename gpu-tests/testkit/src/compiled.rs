@@ -26,7 +26,8 @@ pub fn libfabric_double(folder: &Path) -> Result<PathBuf, String> {
     compile(&sources, None, &folder.join(format!("libfabric-double-{}.so", std::process::id())))
 }
 
-/// Compiles a NCCL whose ranks are threads (`nccl/stand_in.c`) into `folder`: 23007 is version 2.30.7. Returns its path.
+/// Compiles a NCCL whose ranks are threads (`nccl/stand_in.c`) into `folder`. `version` is NCCL's number, such as 23007
+/// for 2.30.7. Returns its path.
 ///
 /// # Errors
 /// There is no C compiler.

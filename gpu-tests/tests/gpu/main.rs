@@ -336,6 +336,17 @@ fn add(trials: &mut Vec<GpuTrial>, count: usize, found: &Result<Gpus, String>, r
     for (name, trial) in RAW {
         add(format!("{prefix}/hardware/{name}"), Box::new(trial));
     }
+    #[cfg(feature = "cuda")]
+    {
+        let name = format!("{prefix}/hardware/ranks_and_windows_of_nccl_are_those_of_gin_between_its_collectives");
+        match gpu_tests::nccl::find() {
+            Ok(()) => add(name, Box::new(gpu_tests::nccl::meets)),
+            Err(reason) => {
+                let body = Box::new(move || Ok(Completion::ignored_with(reason)));
+                trials.push(GpuTrial { name, gpus: count, body });
+            }
+        }
+    }
 }
 
 /// The networks that use the contract's liberties as far as they go.
