@@ -20,8 +20,8 @@ const FLAG_SEPARATOR: &str = "\u{1f}";
 /// A function that is called has its captured and borrowed values on the stack. LLVM calls a closure of a few puts,
 /// because inlining saves a CPU little. The first option is the limit. The other two replace the limits of calls in
 /// deep loops and behind several branches. LLVM multiplies them by 11 for this target.
-const INLINE: &str = "-Cllvm-args=-inline-threshold=10000 -locally-hot-callsite-threshold=10000 \
-                      -inline-cold-callsite-threshold=10000";
+pub(crate) const INLINE_OPTIONS: [&str; 3] =
+    ["-inline-threshold=10000", "-locally-hot-callsite-threshold=10000", "-inline-cold-callsite-threshold=10000"];
 
 /// The code generator that turns Rust into PTX.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,7 +90,8 @@ impl Plan {
         // again.
         let mut hasher = DefaultHasher::new();
         (request.manifest, request.features, request.default_features, &flags, &toolchain.version).hash(&mut hasher);
-        INLINE.hash(&mut hasher);
+        let inline = format!("-Cllvm-args={}", INLINE_OPTIONS.join(" "));
+        inline.hash(&mut hasher);
         if request.bitcode {
             "bitcode".hash(&mut hasher);
         }
@@ -113,7 +114,7 @@ impl Plan {
             emit.push(ir);
         }
         // LLVM inlines when the last crate is compiled, so that `core` need not know the limit.
-        args.extend(["--".into(), emit, INLINE.into()]);
+        args.extend(["--".into(), emit, inline.into()]);
         // For the places of findings; `Lines` takes the directives out again. They change no instruction. But LLVM
         // fails on them in a module that has lines of another language too.
         args.push(if request.ir { "-Cdebuginfo=none" } else { "-Cdebuginfo=line-directives-only" }.into());

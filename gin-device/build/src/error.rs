@@ -115,6 +115,11 @@ pub enum BuildError {
         /// Its output.
         output: String,
     },
+    /// NCCL's device library cannot be linked: it or a program is missing, or its version is not the tested one.
+    Nccl {
+        /// The reason, and what to install.
+        reason: String,
+    },
     /// The IR has a name that some versions of LLVM do not know.
     Ir {
         /// The file of the IR.
@@ -209,6 +214,7 @@ impl fmt::Display for BuildError {
                 write!(f, "ptxas refused the PTX for {arch}, {}:\n{output}", ptx.display())
             }
             BuildError::Link { tool, output } => write!(f, "{} failed:\n{output}", tool.display()),
+            BuildError::Nccl { reason } => write!(f, "cannot link NCCL's device functions: {reason}"),
             BuildError::Ir { path, name } => write!(
                 f,
                 "other versions of LLVM do not read {}: no replacement is known for `{name}`; build without `ir`, or have the \

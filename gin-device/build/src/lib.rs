@@ -36,6 +36,8 @@
 //! | `GIN_RUSTC`, `GIN_CARGO` | compiler and cargo to use instead of searching; if only one is given, the other must be in the same folder; may be older than 1.96 |
 //! | `GIN_ARCHS` | architectures of [`KernelBuilder::embed`], such as `sm_80,sm_90` |
 //! | `GIN_PTXAS` | `ptxas` to check the PTX with, instead of [searching](Ptxas::find) |
+//! | `GIN_NCCL_DEVICE` | NCCL's `libnccl_device.bc` for [`KernelBuilder::nccl`], instead of searching; its `nccl.h` is beside it or in `../include` |
+//! | `GIN_LLVM_BIN` | folder with `llvm-link`, `opt` and `llc` for the same, instead of searching |
 //! | `GIN_LINE_INFO` | `1` keeps source lines in the PTX, as [`KernelBuilder::line_info`] does |
 //! | `GIN_PROJECT` | folder of the project whose `Cargo.lock` and configuration hold for kernel crates from a registry; needed only if the target folder is not below the project |
 //! | `GIN_CODEGEN_BACKEND` | path of rust-cuda's `librustc_codegen_nvvm.so`; `GIN_RUSTC` must then name the nightly that it was built for |
@@ -82,9 +84,11 @@ mod environment;
 mod error;
 #[cfg(test)]
 mod fakes;
+mod folders;
 mod ir;
 mod lines;
 mod manifest;
+mod nccl;
 mod origins;
 mod package;
 pub mod ptx;
@@ -110,18 +114,22 @@ pub use sass::{Code, Disassembly};
 pub use toolchain::{TARGET, Toolchain};
 
 use command::{Plan, Request};
+use folders::default_target_dir;
 use lines::Lines;
 use manifest::Manifest;
+use nccl::Nccl;
 use package::Package;
 use toolchain::Environment;
 
 /// Variables whose change makes a build script run again.
-const VARIABLES: [&str; 10] = [
+const VARIABLES: [&str; 12] = [
     "GIN_ARCHS",
     "GIN_RUSTC",
     "GIN_CARGO",
     "GIN_PTXAS",
     "GIN_LINE_INFO",
+    nccl::LIBRARY,
+    nccl::TOOLS,
     "GIN_CODEGEN_BACKEND",
     package::PROJECT,
     "CUDA_HOME",
@@ -158,6 +166,7 @@ pub struct KernelBuilder {
     line_info: Option<bool>,
     bitcode: bool,
     ir: bool,
+    nccl: bool,
     quiet: bool,
 }
 
@@ -196,6 +205,7 @@ impl KernelBuilder {
             line_info: None,
             bitcode: false,
             ir: false,
+            nccl: false,
             quiet: false,
         }
     }
@@ -315,6 +325,20 @@ impl KernelBuilder {
         self
     }
 
+    /// Sets whether the build links NCCL's device functions, for kernels of `gin-nccl-device`.
+    ///
+    /// It needs `libnccl_device.bc` of NCCL 2.30.7, which NVIDIA's Python package has, and LLVM's programs, which
+    /// rustup's component `llvm-tools` has. The [variables](crate#variables) name other places. The architecture is
+    /// sm_90 or later. rust-cuda's code generator cannot.
+    ///
+    /// # Errors
+    /// [`build`](Self::build) fails with [`BuildError::Nccl`], which says what to install.
+    #[must_use]
+    pub fn nccl(mut self, on: bool) -> Self {
+        self.nccl = on;
+        self
+    }
+
     /// Suppresses the `cargo::rerun-if-changed` lines, for a build script that prints its own.
     #[must_use]
     pub fn quiet(mut self) -> Self {
@@ -401,6 +425,7 @@ impl KernelBuilder {
         let backend = self.backend.clone().unwrap_or_else(|| backend_of(environment));
         let target_dir = nested(&manifest.dir);
         let ptxas = self.find_ptxas(environment, &manifest)?;
+        let nccl = self.find_nccl(environment, &manifest.dir, &toolchain, &backend)?;
         let line_info = self.line_info.unwrap_or_else(|| environment.var("GIN_LINE_INFO").is_some_and(|on| on == "1"));
 
         let compile = |arch: Arch| {
@@ -412,11 +437,11 @@ impl KernelBuilder {
                 target_dir: &target_dir,
                 jobs: environment.var("NUM_JOBS").and_then(|jobs| jobs.to_str()),
                 arch,
-                bitcode: self.bitcode,
+                bitcode: self.bitcode || nccl.is_some(),
                 ir: self.ir,
             };
             let plan = Plan::new(&toolchain, &backend, &request);
-            self.compile(&plan, arch, &manifest, package.as_ref(), &ptxas, line_info)
+            self.compile(&plan, arch, &manifest, package.as_ref(), &ptxas, nccl.as_ref(), line_info)
         };
         let mut modules = Vec::new();
         let mut sources = Vec::new();
@@ -428,7 +453,7 @@ impl KernelBuilder {
         sources.sort();
         sources.dedup();
         if in_build_script {
-            for source in sources.iter().chain([&toolchain.rustc]) {
+            for source in sources.iter().chain([&toolchain.rustc]).chain(nccl.iter().map(|nccl| &nccl.library)) {
                 println!("cargo::rerun-if-changed={}", source.display());
             }
         }
@@ -442,6 +467,24 @@ impl KernelBuilder {
         Ok(built)
     }
 
+    fn find_nccl(
+        &self,
+        environment: &Environment,
+        start: &Path,
+        toolchain: &Toolchain,
+        backend: &Backend,
+    ) -> Result<Option<Nccl>, BuildError> {
+        if !self.nccl {
+            return Ok(None);
+        }
+        nccl::check_archs(&self.archs)?;
+        if *backend != Backend::Llvm {
+            let reason = "rust-cuda's code generator keeps no bitcode of LLVM; unset GIN_CODEGEN_BACKEND".to_owned();
+            return Err(BuildError::Nccl { reason });
+        }
+        Nccl::find_in(environment, start, toolchain).map(Some)
+    }
+
     fn find_ptxas(&self, environment: &Environment, manifest: &Manifest) -> Result<Result<Ptxas, String>, BuildError> {
         match self.ptxas {
             UsePtxas::No => Ok(Err(String::new())),
@@ -452,6 +495,7 @@ impl KernelBuilder {
         }
     }
 
+    #[expect(clippy::too_many_arguments, reason = "the parts of one build, which its architectures share")]
     fn compile(
         &self,
         plan: &Plan,
@@ -459,6 +503,7 @@ impl KernelBuilder {
         manifest: &Manifest,
         package: Option<&Package>,
         ptxas: &Result<Ptxas, String>,
+        nccl: Option<&Nccl>,
         line_info: bool,
     ) -> Result<(Module, Vec<PathBuf>), BuildError> {
         let mut attempts = 0;
@@ -482,6 +527,16 @@ impl KernelBuilder {
             }
             attempts += 1;
         };
+        let (raw, mut findings) = match nccl.zip(plan.bitcode.as_ref()) {
+            Some((nccl, bitcode)) => {
+                let (own, lines) = Lines::take(&raw, &manifest.dir);
+                (
+                    nccl.link(bitcode, &raw, arch)?,
+                    nccl::findings_of_crate(check::check_with(&own, &Limits::default(), &lines)),
+                )
+            }
+            None => (raw, Vec::new()),
+        };
         let bounded = ptx::apply_launch_bounds(&raw).map_err(|error| BuildError::Marker { arch, error })?;
         let (text, lines) = Lines::take(&bounded, &manifest.dir);
         let version = ptx::Module::parse(&text).version;
@@ -489,7 +544,8 @@ impl KernelBuilder {
             return Err(BuildError::PtxVersion { arch, found: version });
         }
 
-        let findings = check::check_with(&text, &Limits::default(), &lines);
+        let of_text = check::check_with(&text, &Limits::default(), &lines);
+        findings.extend(of_text.into_iter().filter(|finding| nccl.is_none() || !nccl::is_of_library(finding)));
         let text = if line_info { bounded } else { text };
         let path = self.destination(plan, arch, manifest);
         if let Some(dir) = path.parent() {
@@ -606,34 +662,6 @@ fn archs_of(environment: &Environment) -> Result<Vec<Arch>, BuildError> {
     text.split(',').map(|name| name.trim().parse().map_err(|error: UnknownArch| bad(error.to_string()))).collect()
 }
 
-/// Returns the folder that the nested builds share: `gin-build` in the caller's target folder.
-fn default_target_dir(environment: &Environment, kernels: &Path) -> PathBuf {
-    let target = if let Some(out) = environment.var("OUT_DIR") {
-        target_above(Path::new(out))
-    } else if let Some(target) = environment.var("CARGO_TARGET_DIR") {
-        PathBuf::from(target)
-    } else {
-        let targets: Vec<PathBuf> = kernels.ancestors().map(|dir| dir.join("target")).collect();
-        let first = || targets[0].clone();
-        targets.iter().map(PathBuf::as_path).find(|dir| is_target(dir)).map_or_else(first, Path::to_owned)
-    };
-    target.join("gin-build")
-}
-
-/// Returns true if cargo marked this folder as its target folder. Cargo marks a folder that it creates.
-fn is_target(dir: &Path) -> bool {
-    dir.join("CACHEDIR.TAG").is_file()
-}
-
-/// Returns the target folder that contains a build script's output folder, or the output folder itself if there is
-/// none.
-fn target_above(out: &Path) -> PathBuf {
-    // The folder has no mark if cargo did not create it. The path below it is PROFILE/build/PACKAGE/out.
-    let by_layout =
-        || out.ancestors().nth(4).filter(|_| out.ancestors().nth(2).is_some_and(|dir| dir.ends_with("build")));
-    out.ancestors().find(|dir| is_target(dir)).or_else(by_layout).unwrap_or(out).to_owned()
-}
-
 /// Runs `work` for each architecture, as many at a time as there are CPUs.
 ///
 /// Most of a first build is `core`, a single crate in a single codegen unit, so one build keeps one CPU busy.
@@ -661,41 +689,5 @@ fn in_parallel<T: Send>(archs: &[Arch], work: impl Fn(Arch) -> T + Sync) -> Vec<
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_variable_replaces_the_architectures_that_ship() {
-        let with = |value: &str| {
-            let vars = [("GIN_ARCHS".into(), value.into())].into();
-            archs_of(&Environment { vars, ..Environment::default() })
-        };
-        assert_eq!(archs_of(&Environment::default()).unwrap(), SHIPPED);
-        assert_eq!(with("").unwrap(), SHIPPED);
-        assert_eq!(with("sm_90, sm_100a").unwrap(), [Arch::Sm90, Arch::Sm100a]);
-        let text = with("sm_90,sm_42").unwrap_err().to_string();
-        assert!(text.starts_with("GIN_ARCHS=sm_90,sm_42 cannot be used: ") && text.contains("`sm_42`"), "{text}");
-    }
-
-    #[test]
-    fn kernels_are_embedded_by_build_scripts_only() {
-        let error =
-            KernelBuilder::new("kernels").arch(Arch::Sm90).embed_in(&Environment::default(), "ptx").unwrap_err();
-        assert!(error.to_string().contains("only build scripts have it"), "{error}");
-    }
-
-    #[test]
-    fn nested_builds_of_all_packages_share_one_target_folder() {
-        let dir = tempfile::tempdir().unwrap();
-        let target = dir.path().join("target");
-        let out = target.join("debug/build/gin-0123456789abcdef/out");
-        fs::create_dir_all(&out).unwrap();
-        assert_eq!(target_above(&out), target);
-        // With `--target`, builds are one level deeper; the mark identifies the folder.
-        let out = target.join("x86_64-unknown-linux-gnu/debug/build/gin-0123456789abcdef/out");
-        fs::create_dir_all(&out).unwrap();
-        fs::write(target.join("CACHEDIR.TAG"), "").unwrap();
-        assert_eq!(target_above(&out), target);
-        assert_eq!(target_above(Path::new("/somewhere/else")), Path::new("/somewhere/else"));
-    }
-}
+#[path = "lib_tests.rs"]
+mod tests;

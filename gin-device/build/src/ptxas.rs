@@ -204,7 +204,7 @@ impl Ptxas {
 }
 
 /// Returns the subfolders whose names begin with `prefix`. That name itself comes first, then the highest versions.
-fn newest_first(dir: &Path, prefix: &str) -> Vec<PathBuf> {
+pub(crate) fn newest_first(dir: &Path, prefix: &str) -> Vec<PathBuf> {
     let version = |path: &PathBuf| -> Vec<u32> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         name.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
@@ -217,12 +217,12 @@ fn newest_first(dir: &Path, prefix: &str) -> Vec<PathBuf> {
 }
 
 /// Returns the folders of packages in the library folder of a Python environment.
-fn site_packages(lib: &Path) -> Vec<PathBuf> {
+pub(crate) fn site_packages(lib: &Path) -> Vec<PathBuf> {
     newest_first(lib, "python").into_iter().map(|python| python.join("site-packages")).collect()
 }
 
 /// Returns the folders in which `python3` looks for packages. Nothing if there is no `python3`.
-fn python_packages(path_dirs: &[PathBuf]) -> Vec<PathBuf> {
+pub(crate) fn python_packages(path_dirs: &[PathBuf]) -> Vec<PathBuf> {
     const ASK: &str = "import site; print('\\n'.join([*site.getsitepackages(), site.getusersitepackages()]))";
     let Some(python) = path_dirs.iter().map(|dir| dir.join("python3")).find(|path| path.is_file()) else {
         return Vec::new();

@@ -55,7 +55,7 @@ impl Environment {
         self.var(name).map(PathBuf::from)
     }
 
-    fn toolchains_dir(&self) -> Option<PathBuf> {
+    pub(crate) fn toolchains_dir(&self) -> Option<PathBuf> {
         let home = self.path_var("RUSTUP_HOME").or_else(|| Some(self.path_var("HOME")?.join(".rustup")))?;
         Some(home.join("toolchains"))
     }
