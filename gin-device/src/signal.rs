@@ -18,6 +18,14 @@ impl ContextId {
     pub const fn new(id: u32) -> Self {
         Self(id)
     }
+
+    /// Returns the number, for back ends of other crates.
+    #[doc(hidden)]
+    #[inline(always)]
+    #[must_use]
+    pub const fn id(self) -> u32 {
+        self.0
+    }
 }
 
 /// A signal of a context: a 64-bit word that peers raise.
@@ -146,6 +154,17 @@ impl SignalAction {
         self
     }
 
+    /// Returns id and amount of a signal with an id, for back ends of other crates.
+    #[doc(hidden)]
+    #[inline(always)]
+    #[must_use]
+    pub const fn id_and_amount(&self) -> Option<(u32, u64)> {
+        match self.signal {
+            Signal::Id(id) => Some((id, self.amount)),
+            Signal::Va(_) => None,
+        }
+    }
+
     #[inline(always)]
     pub(crate) const fn remote(&self) -> RemoteSignal {
         let target = match self.signal {
@@ -166,6 +185,17 @@ pub struct SignalView {
 }
 
 impl SignalView {
+    /// Returns the id, if the signal has one, and the number of bits, for back ends of other crates.
+    #[doc(hidden)]
+    #[inline(always)]
+    #[must_use]
+    pub const fn parts(&self) -> (Option<u32>, u32) {
+        match self.signal {
+            Signal::Id(id) => (Some(id), self.bits),
+            Signal::Va(_) => (None, self.bits),
+        }
+    }
+
     /// Returns what a fault of the signal concerns.
     #[inline(always)]
     pub(crate) const fn subject(&self) -> FaultSubject {
@@ -202,6 +232,14 @@ impl CounterId {
         Self(id)
     }
 
+    /// Returns the number, for back ends of other crates.
+    #[doc(hidden)]
+    #[inline(always)]
+    #[must_use]
+    pub const fn id(self) -> u32 {
+        self.0
+    }
+
     /// Returns the same counter with only its low `bits` bits (1 to 56).
     #[inline(always)]
     #[must_use]
@@ -215,6 +253,16 @@ impl CounterId {
 pub struct CounterView {
     pub(crate) id: u32,
     pub(crate) bits: u32,
+}
+
+impl CounterView {
+    /// Returns the number of the counter and the number of bits, for back ends of other crates.
+    #[doc(hidden)]
+    #[inline(always)]
+    #[must_use]
+    pub const fn parts(&self) -> (u32, u32) {
+        (self.id, self.bits)
+    }
 }
 
 impl From<CounterId> for CounterView {

@@ -63,8 +63,12 @@ pub struct Team {
 }
 
 impl Team {
+    /// Returns the ranks `first, first + stride, ...`, of which the caller is number `rank`. For the back ends of other
+    /// crates; the ranks exist.
+    #[doc(hidden)]
     #[inline(always)]
-    pub(crate) const fn new(first: u32, stride: u32, size: u32, rank: u32) -> Self {
+    #[must_use]
+    pub const fn new(first: u32, stride: u32, size: u32, rank: u32) -> Self {
         Self { first, stride, size, rank }
     }
 
