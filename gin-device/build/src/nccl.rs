@@ -113,10 +113,10 @@ fn shims_with_version() -> String {
 
 /// Returns the text of a linked module in a form that LLVM can inline without a call and without a stack.
 ///
-/// NCCL's functions take a group of threads as a structure with a table of functions. LLVM does not find the table behind
-/// accesses that might write to it, so each load of it gets the mark that its memory never changes: the functions get a
-/// copy of the structure, and nothing writes it. And NCCL's file forbids unrolling its loops, also that over the words of
-/// a request, which would be on the stack.
+/// NCCL's functions take a group of threads as a structure with a table of functions. LLVM does not find the table
+/// behind accesses that might write to it. So each load of it gets the mark that its memory never changes: the
+/// functions get a copy of the structure, and nothing writes it. And NCCL's file forbids unrolling its loops, also the
+/// one over the words of a request, which would put the request on the stack.
 ///
 /// # Errors
 /// The part of NCCL's file that is missing.
@@ -188,8 +188,8 @@ pub(crate) fn check_archs(archs: &[Arch]) -> Result<(), BuildError> {
     }
 }
 
-/// Returns whether NCCL's own code may be the cause of a finding: it loads its handles, which nobody writes, through the
-/// read-only cache.
+/// Returns whether NCCL's own code may be the cause of a finding: it loads its handles, which nobody writes, through
+/// the read-only cache.
 pub(crate) fn is_of_library(finding: &Finding) -> bool {
     finding.rule == Rule::NonCoherentLoad
 }

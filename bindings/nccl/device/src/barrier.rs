@@ -20,8 +20,8 @@ const BITS: u32 = 32;
 ///
 /// A barrier that ended with a fault, a deadline included, is broken: the session refuses every later use, and the
 /// communicator's barrier must not be used again.
-// In this order, because `Result` stores a fault in place of the first 8 bytes. In place of the communicator's address it
-// would put the communicator on the stack.
+// In this order, because `Result` stores a fault in place of the first 8 bytes. In place of the communicator's
+// address it would put the communicator on the stack.
 #[repr(C)]
 #[derive(Debug)]
 pub struct BarrierSession<'a, B: Backend> {
@@ -72,9 +72,9 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
         met
     }
 
-    /// As NCCL's session: raises this rank's signal at each peer, and counts the peer's arrival in the shadow of the
-    /// signal that the peer raises here. The own rank takes part if puts must be visible, because a put to the own rank
-    /// has no other order.
+    /// Meets all ranks as NCCL's session does: raises this rank's signal at each peer, and counts the peer's arrival in
+    /// the shadow of the signal that the peer raises here. The own rank takes part if puts must be visible, because a
+    /// put to the own rank has no other order.
     #[inline(always)]
     fn meet(&self, fence: Fence, deadline: Deadline) -> Result<(), Fault> {
         let world = self.gin.comm().world();

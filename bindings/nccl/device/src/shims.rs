@@ -131,7 +131,7 @@ unsafe extern "C" {
     pub(crate) fn gin_nccl_reset_counter(comm: *const c_void, context: u32, mask: u32, counter: u32);
     pub(crate) fn gin_nccl_signal_shadow(comm: *const c_void, context: u32, mask: u32, signal: u32) -> *mut u64;
     pub(crate) fn gin_nccl_world_barrier(comm: *const c_void) -> u32;
-    /// NCCL's own.
+    /// Returns the address of a window's byte on a rank of the LSA team. NCCL's own function.
     #[link_name = "ncclGetLsaPointer"]
     pub(crate) fn lsa_pointer(window: *const c_void, offset: u64, lsa_rank: u32) -> *mut c_void;
 }

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Runs the kernels of gin-nccl-kernels on communicators of NCCL, one rank for each GPU, and lets them exchange with the
+//! same kernels in CUDA C++: `nccl_ring RUST.cubin [CPP.cubin [RANKS]]`.
+//!
+//! Ranks are threads. Each case has new communicators and windows, whose signals begin at 0. The kernels compare every
+//! word that arrives. The last line is `PASSED`, or the exit status is 1.
+
+use cudarc::driver::sys;
+use gin_device::{Deadline, FaultKind};
+use gin_gpu::cuda::{CudaDevice, CudaStream, device_count};
+use gin_gpu::{Device, KernelArg, LaunchConfig, Memory, MemoryKind, Module, ModuleSource, Stream};
+use gin_nccl_host::{DeviceComm, Kernel, Library, NcclError, RawComm, Requirements, UniqueId, Window};
+use std::ffi::{CStr, c_void};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+type Fallible<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Words of a block of the ring: 1 MiB, and an odd rest.
+const WORDS: usize = (1 << 17) + 3;
+const ROUNDS: u64 = 50;
+/// A case takes milliseconds.
+const DEADLINE: Deadline = Deadline::after_ms(20_000);
+const LIMIT: Duration = Duration::from_secs(60);
+const THREADS: u32 = 256;
+
+/// The kernels of a rank in a case.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Language {
+    Rust,
+    Cpp,
+}
+
+/// Returns the language of a rank.
+type Languages = fn(u32) -> Language;
+
+#[derive(Clone, Copy, Debug)]
+enum Case {
+    Ring,
+    AllToAll,
+    /// Rank 0 alone launches, and its wait ends by the deadline.
+    Alone,
+    /// Rank 0 alone launches without a deadline, and the host aborts.
+    Abort,
+}
+
+/// The modules, as files.
+struct Modules {
+    rust: Vec<u8>,
+    cpp: Option<Vec<u8>>,
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => {
+            println!("PASSED");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            println!("FAILED: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Fallible<()> {
+    let mut args = std::env::args().skip(1);
+    let rust = args.next().ok_or("usage: nccl_ring RUST.cubin [CPP.cubin [RANKS]]")?;
+    let cpp = args.next();
+    let gpus = device_count()? as u32;
+    let ranks = args.next().map_or(Ok(gpus), |ranks| ranks.parse())?;
+    if ranks < 2 || ranks > gpus {
+        return Err(format!("{ranks} ranks need as many GPUs, at least 2; there are {gpus}").into());
+    }
+    let modules = Modules { rust: std::fs::read(&rust)?, cpp: cpp.map(std::fs::read).transpose()? };
+    let library = Library::open()?;
+    println!("NCCL {}, {ranks} ranks", library.version());
+
+    let (all_rust, all_cpp): (Languages, Languages) = (|_| Language::Rust, |_| Language::Cpp);
+    let (even_rust, odd_rust): (Languages, Languages) = (
+        |rank| if rank % 2 == 0 { Language::Rust } else { Language::Cpp },
+        |rank| if rank % 2 == 0 { Language::Cpp } else { Language::Rust },
+    );
+    let mut cases = vec![("Rust", all_rust)];
+    if modules.cpp.is_some() {
+        cases.extend([
+            ("C++", all_cpp),
+            ("even ranks Rust, odd ranks C++", even_rust),
+            ("even ranks C++, odd ranks Rust", odd_rust),
+        ]);
+    }
+    for case in [Case::Ring, Case::AllToAll] {
+        for (name, languages) in &cases {
+            let time = job(&library, &modules, ranks, case, *languages)?;
+            println!("{case:?}, {name}: {ROUNDS} rounds in {time:.1?}");
+        }
+    }
+    for case in [Case::Alone, Case::Abort] {
+        let time = job(&library, &modules, ranks, case, all_rust)?;
+        println!("{case:?}: the wait ended after {time:.1?}");
+    }
+    Ok(())
+}
+
+/// Runs a case, a rank in each thread. Returns the longest time of a kernel.
+fn job(library: &Arc<Library>, modules: &Modules, ranks: u32, case: Case, languages: Languages) -> Fallible<Duration> {
+    let id = library.unique_id()?;
+    thread::scope(|scope| {
+        let start = |rank| scope.spawn(move || rank_of(library, modules, (rank, ranks), id, case, languages(rank)));
+        let threads: Vec<_> = (0..ranks).map(start).collect();
+        let mut longest = Duration::ZERO;
+        for (rank, thread) in threads.into_iter().enumerate() {
+            let time = thread.join().map_err(|_| format!("{case:?}: the thread of rank {rank} panicked"))?;
+            longest = longest.max(time.map_err(|error| format!("{case:?}, rank {rank}: {error}"))?);
+        }
+        Ok(longest)
+    })
+}
+
+fn rank_of(
+    library: &Arc<Library>,
+    modules: &Modules,
+    (rank, ranks): (u32, u32),
+    id: UniqueId,
+    case: Case,
+    language: Language,
+) -> Fallible<Duration> {
+    let device = CudaDevice::with_limit(rank as usize, &[], Some(LIMIT))?;
+    let stream = device.stream()?;
+    let comm = library.init_rank(&device, id, rank, ranks)?;
+    let time = on_comm(library, modules, &device, &stream, comm, case, language);
+    // Safety: all that was made of it is gone.
+    unsafe { library.destroy(comm)? };
+    time
+}
+
+fn on_comm(
+    library: &Arc<Library>,
+    modules: &Modules,
+    device: &Arc<CudaDevice>,
+    stream: &Arc<dyn Stream>,
+    comm: RawComm,
+    case: Case,
+    language: Language,
+) -> Fallible<Duration> {
+    let requirements = Requirements { signals: 2, counters: 1, barriers: 1, ..Requirements::default() };
+    // Safety: the communicator is of this GPU, and lives longer.
+    let comm = unsafe { DeviceComm::create(library, device, comm, &requirements)? };
+    let (rank, ranks) = comm.rank();
+    let words = if matches!(case, Case::AllToAll) { 2 * ranks as usize } else { WORDS };
+    let (receive, send) = (Window::new(&comm, 8 * words as u64)?, Window::new(&comm, 8 * words as u64)?);
+    receive.write(0, &vec![0u64; words])?;
+    send.write(0, &vec![0u64; words])?;
+    // Loads and allocations come before any kernel that waits.
+    let rust = device.load(ModuleSource::Cubin(&modules.rust))?;
+    let cpp = modules.cpp.as_deref().map(Cpp::load).transpose()?;
+    let wrong = Memory::new(&(device.clone() as Arc<dyn Device>), MemoryKind::Device, 8)?;
+    stream.synchronize()?;
+    meet(&comm)?;
+
+    let start = Instant::now();
+    let launched = Launch { device, stream, comm: &comm, receive: &receive, send: &send, words };
+    match (case, language, &cpp) {
+        (Case::Ring | Case::AllToAll, Language::Rust, _) => launched.rust(&*rust, case, DEADLINE)?,
+        (Case::Ring | Case::AllToAll, Language::Cpp, Some(cpp)) => launched.cpp(cpp, case, wrong.address())?,
+        (Case::Ring | Case::AllToAll, Language::Cpp, None) => return Err("there is no module in C++".into()),
+        (Case::Alone, ..) if rank == 0 => launched.rust(&*rust, Case::Ring, Deadline::after_ms(200))?,
+        (Case::Abort, ..) if rank == 0 => {
+            launched.rust(&*rust, Case::Ring, Deadline::NONE)?;
+            thread::sleep(Duration::from_millis(200));
+            comm.abort();
+        }
+        _ => {}
+    }
+    stream.synchronize()?;
+    let time = start.elapsed();
+
+    let fault = comm.check()?;
+    let expected = match case {
+        Case::Alone if rank == 0 => Some(FaultKind::Timeout),
+        Case::Abort if rank == 0 => Some(FaultKind::Aborted),
+        _ => None,
+    };
+    if fault.as_ref().map(|fault| fault.kind()) != expected {
+        let text = fault.map_or("no fault".to_owned(), |fault| fault.to_string());
+        return Err(format!("{language:?}: expected the fault {expected:?}, found: {text}").into());
+    }
+    let mut first = [0u64];
+    wrong.read(0, &mut first)?;
+    if first[0] != 0 {
+        return Err(format!("C++ found a wrong word at index {}", first[0] - 1).into());
+    }
+    Ok(time)
+}
+
+/// Waits until all ranks have come this far: a registration returns then.
+fn meet(comm: &DeviceComm) -> Result<(), NcclError> {
+    Window::new(comm, 4096).map(drop)
+}
+
+/// The objects of a launch.
+struct Launch<'a> {
+    device: &'a Arc<CudaDevice>,
+    stream: &'a Arc<dyn Stream>,
+    comm: &'a DeviceComm,
+    receive: &'a Window<'a>,
+    send: &'a Window<'a>,
+    words: usize,
+}
+
+impl Launch<'_> {
+    fn rust(&self, module: &dyn Module, case: Case, deadline: Deadline) -> Fallible<()> {
+        let config = LaunchConfig::new(1, THREADS);
+        let Self { comm, receive, send, words, .. } = self;
+        let (name, arguments): (_, Vec<&dyn KernelArg>) = match case {
+            Case::AllToAll => ("all_to_all", vec![*comm, *receive, &ROUNDS, &deadline]),
+            _ => ("ring", vec![*comm, *receive, *send, words, &ROUNDS, &deadline]),
+        };
+        let kernel = Kernel::of(self.device, module, name)?;
+        // Safety: the kernel's parameters; one block on each rank; the windows live until the stream is synchronised.
+        unsafe { kernel.launch(&**self.stream, config, &arguments)? };
+        Ok(())
+    }
+
+    fn cpp(&self, module: &Cpp, case: Case, wrong: u64) -> Fallible<()> {
+        let dev_comm = self.comm.dev_comm();
+        let (receive, send) = (self.receive.handle(), self.send.handle());
+        let argument = |value: &u64| std::ptr::from_ref(value).cast_mut().cast::<c_void>();
+        let comm = dev_comm.as_ptr().cast_mut().cast::<c_void>();
+        let length = self.words as u64;
+        let (name, mut arguments) = match case {
+            Case::AllToAll => {
+                let window = [&receive.window, &receive.base, &ROUNDS, &wrong];
+                (c"cpp_all_to_all", window.map(argument).to_vec())
+            }
+            _ => {
+                let windows = [&receive.window, &send.window, &receive.base, &send.base, &length, &ROUNDS, &wrong];
+                (c"cpp_ring", windows.map(argument).to_vec())
+            }
+        };
+        arguments.insert(0, comm);
+        module.launch(name, self.stream, &mut arguments)
+    }
+}
+
+/// A module in C++, which has none of gin's variables. It stays loaded.
+struct Cpp(sys::CUmodule);
+
+impl Cpp {
+    fn load(image: &[u8]) -> Fallible<Self> {
+        let mut module = std::ptr::null_mut();
+        // Safety: the file of a module; the GPU's context is current since the communicator was made.
+        unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) }.result()?;
+        Ok(Self(module))
+    }
+
+    fn launch(&self, name: &CStr, stream: &Arc<dyn Stream>, arguments: &mut [*mut c_void]) -> Fallible<()> {
+        let stream = CudaStream::of(&**stream).ok_or("the stream is not a GPU's")?.raw();
+        let mut function = std::ptr::null_mut();
+        // Safety: the module is loaded; the arguments are the kernel's parameters, which the driver copies.
+        unsafe {
+            sys::cuModuleGetFunction(&raw mut function, self.0, name.as_ptr()).result()?;
+            let (arguments, none) = (arguments.as_mut_ptr(), std::ptr::null_mut());
+            sys::cuLaunchKernel(function, 1, 1, 1, THREADS, 1, 1, 0, stream.cast(), arguments, none).result()?;
+        }
+        Ok(())
+    }
+}
