@@ -12,7 +12,7 @@
 //!
 //! Doors use the secret with which the first job began. So a process needs no more than that secret and an address.
 
-use crate::id::Secret;
+use crate::id::{Root, Secret};
 use crate::io::{GREETING, accept, limited};
 use crate::link::{Link, Traffic};
 use crate::lock;
@@ -36,8 +36,9 @@ const FRESH: u32 = 20;
 /// The door of a process.
 #[derive(Debug)]
 pub(super) struct Door {
-    /// The secret of the first job.
-    pub(super) root: Secret,
+    /// The root of the first job's secret, and that secret.
+    pub(super) root: Root,
+    pub(super) secret: Secret,
     /// At the first one all other ranks find this process. At the second one rank 0 of the first job has listened.
     pub(super) listeners: Vec<TcpListener>,
     /// The call that is under way.
@@ -162,7 +163,7 @@ impl Door {
         accept(listener, rank, move |stream| {
             let (door, traffic) = (self.clone(), traffic.clone());
             limited(GREETING, async move {
-                let mut link = Link::accept(stream, &door.root, &traffic).await?;
+                let mut link = Link::accept(stream, &door.secret, &traffic).await?;
                 let answer = match link.receive().await? {
                     Hello::Knock(knock) => door.answer(&knock),
                     _ => Answer::Unexpected,
@@ -184,16 +185,16 @@ pub(super) struct Doors {
 /// The state of a process before it joins, from which it makes its door.
 #[derive(Debug)]
 pub(super) enum Kept {
-    /// It has no door: the secret, and the socket at which it listens as rank 0 of a first job.
-    Nothing(Secret, Option<TcpListener>),
+    /// It has no door: the root of the secret, and the socket at which it listens as rank 0 of a first job.
+    Nothing(Root, Option<TcpListener>),
     /// Its door.
     Door(Arc<Door>),
 }
 
 impl Door {
     /// Makes a door of the socket at which all other ranks find the process, and that of rank 0 of the first job.
-    pub(super) fn new(root: Secret, listeners: Vec<TcpListener>) -> Self {
-        Self { root, listeners, call: Mutex::new(None) }
+    pub(super) fn new(root: Root, listeners: Vec<TcpListener>) -> Self {
+        Self { secret: root.secret(), root, listeners, call: Mutex::new(None) }
     }
 }
 
@@ -212,7 +213,7 @@ mod tests {
             ranks: 4,
             joining: vec![2, 3],
             own: 0,
-            secret: Secret::insecure(),
+            secret: Root::insecure().secret(),
             rank_0: Some(([127, 0, 0, 1], 1).into()),
             knocked: BTreeMap::new(),
             whole: false,
@@ -266,7 +267,7 @@ mod tests {
         assert_eq!(roll.answer(&knock(2, 7)), pending(&[0, 3]));
         assert_eq!(roll.answer(&knock(3, 7)), pending(&[0]));
         assert_eq!(roll.answer(&knock(0, 7)), Answer::Unexpected);
-        let meet = Answer::Meet { secret: Secret::insecure(), address };
+        let meet = Answer::Meet { secret: Root::insecure().secret(), address };
         assert_eq!(roll.answer(&Knock { listens: Some(address), ..knock(0, 7) }), meet);
         assert_eq!(roll.answer(&knock(2, 7)), meet);
     }

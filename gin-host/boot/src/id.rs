@@ -27,21 +27,6 @@ impl Secret {
         Self(hash.chain_update(secret).finalize().into())
     }
 
-    /// Makes the secret from a text of the program. An attacker that records a connection can try guesses without
-    /// limit, so the text should come from random numbers (`openssl rand -hex 16`).
-    ///
-    /// # Errors
-    /// The length in bytes, if that is less than [`MIN_SECRET`].
-    pub(super) fn new(text: &[u8]) -> Result<Self, usize> {
-        if text.len() < MIN_SECRET { Err(text.len()) } else { Ok(Self::derived("secret", text)) }
-    }
-
-    /// Returns the secret that stands for none: any process that reaches the address can join and end the job. Traffic
-    /// is encrypted nevertheless, against attackers that only listen.
-    pub(super) fn insecure() -> Self {
-        Self::derived("insecure", &[])
-    }
-
     /// Makes a secret from random numbers.
     pub(super) fn random() -> Result<Self, getrandom::Error> {
         Ok(Self::derived("random", &[random()?, random()?].concat()))
@@ -54,6 +39,37 @@ impl Secret {
         let numbers = [&[count], lost, joining].concat();
         let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
         Self::derived("plan", &self.0.iter().copied().chain(numbers).collect::<Vec<_>>()).0
+    }
+}
+
+/// The part of an id from which the secret of a first job comes. The jobs that follow it have other secrets, and this
+/// root: processes join them with it.
+#[derive(Clone, PartialEq, Eq, derive_more::Debug)]
+#[debug("Root(..)")]
+pub(super) struct Root([u8; 16]);
+
+impl Root {
+    /// Makes the root from a text of the program. An attacker that records a connection can try guesses without limit,
+    /// so the text should come from random numbers (`openssl rand -hex 16`).
+    ///
+    /// # Errors
+    /// The length in bytes, if that is less than [`MIN_SECRET`].
+    pub(super) fn new(text: &[u8]) -> Result<Self, usize> {
+        if text.len() < MIN_SECRET { Err(text.len()) } else { Ok(Self::of(&Secret::derived("secret", text))) }
+    }
+
+    /// Returns the root that stands for no secret: any process that reaches the address can join and end the job.
+    /// Traffic is encrypted nevertheless, against attackers that only listen.
+    pub(super) fn insecure() -> Self {
+        Self::of(&Secret::derived("insecure", &[]))
+    }
+
+    fn of(secret: &Secret) -> Self {
+        Self(std::array::from_fn(|index| secret.0[index]))
+    }
+
+    pub(super) fn secret(&self) -> Secret {
+        Secret::derived("id", &self.0)
     }
 }
 
@@ -72,7 +88,7 @@ impl Secret {
 #[derive(Clone, PartialEq, Eq, derive_more::Debug)]
 pub struct UniqueId {
     #[debug(skip)]
-    secret: [u8; 16],
+    pub(super) root: Root,
     addresses: Vec<SocketAddr>,
 }
 
@@ -94,7 +110,7 @@ pub enum IdError {
 impl UniqueId {
     /// Makes an id with a new secret.
     pub(super) fn random(addresses: Vec<SocketAddr>) -> Result<Self, getrandom::Error> {
-        Ok(Self { secret: random()?, addresses })
+        Ok(Self { root: Root(random()?), addresses })
     }
 
     /// Returns the addresses at which rank 0 listens.
@@ -103,17 +119,17 @@ impl UniqueId {
     }
 
     /// Returns an id with the same secret and other addresses: where a job that runs [listens
-    /// now](crate::TcpBootstrap::addresses).
+    /// now](crate::TcpBootstrap::addresses). A rank of the job has it as [`TcpBootstrap::id`](crate::TcpBootstrap::id).
     ///
     /// # Errors
     /// [`IdError::Address`] unless there are 1 to 16 addresses with ports.
     pub fn with_addresses(&self, addresses: &[SocketAddr]) -> Result<Self, IdError> {
         let right = (1..=MAX_ADDRESSES).contains(&addresses.len()) && addresses.iter().all(|to| to.port() != 0);
-        if right { Ok(Self { secret: self.secret, addresses: addresses.to_vec() }) } else { Err(IdError::Address) }
+        if right { Ok(Self::new(self.root.clone(), addresses.to_vec())) } else { Err(IdError::Address) }
     }
 
-    pub(super) fn secret(&self) -> Secret {
-        Secret::derived("id", &self.secret)
+    pub(super) fn new(root: Root, addresses: Vec<SocketAddr>) -> Self {
+        Self { root, addresses }
     }
 }
 
@@ -126,7 +142,7 @@ pub fn random() -> Result<[u8; 16], getrandom::Error> {
 
 impl fmt::Display for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{PREFIX}{:032x}@", u128::from_be_bytes(self.secret))?;
+        write!(f, "{PREFIX}{:032x}@", u128::from_be_bytes(self.root.0))?;
         for (index, address) in self.addresses.iter().enumerate() {
             write!(f, "{}{address}", if index == 0 { "" } else { "," })?;
         }
@@ -142,11 +158,11 @@ impl FromStr for UniqueId {
         let (digits, addresses) = rest.split_once('@').ok_or(IdError::Secret)?;
         let is_secret = digits.len() == 32 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
         let number = u128::from_str_radix(digits, 16).ok().filter(|_| is_secret);
-        let secret = number.ok_or(IdError::Secret)?.to_be_bytes();
+        let root = Root(number.ok_or(IdError::Secret)?.to_be_bytes());
         let address = |text: &str| text.parse().ok().filter(|address: &SocketAddr| address.port() != 0);
         let addresses: Option<Vec<_>> = addresses.split(',').take(MAX_ADDRESSES + 1).map(address).collect();
         let addresses = addresses.filter(|found| found.len() <= MAX_ADDRESSES).ok_or(IdError::Address)?;
-        Ok(Self { secret, addresses })
+        Ok(Self { root, addresses })
     }
 }
 
@@ -175,25 +191,26 @@ mod tests {
 
     #[test]
     fn secrets_are_not_printed_and_short_ones_not_taken() {
-        assert_eq!(Secret::new(b"fifteen bytes.."), Err(15));
-        let secret = Secret::new(b"sixteen bytes...").unwrap();
-        assert_eq!(format!("{secret:?}"), "Secret(..)");
-        assert_ne!(secret, Secret::insecure());
-        assert_ne!(secret, Secret::new(b"sixteen bytes..!").unwrap());
+        assert_eq!(Root::new(b"fifteen bytes.."), Err(15));
+        let root = Root::new(b"sixteen bytes...").unwrap();
+        assert_eq!(format!("{root:?} {:?}", root.secret()), "Root(..) Secret(..)");
+        for other in [Root::insecure(), Root::new(b"sixteen bytes..!").unwrap()] {
+            assert!(root != other && root.secret() != other.secret());
+        }
     }
 
     #[test]
     fn two_ids_have_different_secrets() {
         let address = vec![SocketAddr::from(([127, 0, 0, 1], 1))];
         let id = || UniqueId::random(address.clone()).unwrap();
-        assert_ne!(id().secret, id().secret);
+        assert_ne!(id().root, id().root);
     }
 
     proptest! {
         #[test]
         fn ids_survive_being_printed(secret: [u8; 16], v4: ([u8; 4], u16), v6: ([u16; 8], u16)) {
             let addresses = vec![(v4.0, v4.1.max(1)).into(), (v6.0, v6.1.max(1)).into()];
-            let id = UniqueId { secret, addresses };
+            let id = UniqueId { root: Root(secret), addresses };
             prop_assert_eq!(id.to_string().parse(), Ok(id));
         }
 

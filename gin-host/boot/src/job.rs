@@ -3,7 +3,7 @@
 
 use crate::address::{default_address, listen};
 use crate::error::{CHECK, system};
-use crate::id::{MIN_SECRET, Secret};
+use crate::id::{MIN_SECRET, Root};
 use crate::io::Start;
 use crate::tcp::{Origin, check};
 use crate::{BootstrapError, IdError, TcpBootstrap, TcpConfig, UniqueId, lock, slurm};
@@ -134,11 +134,13 @@ struct LauncherValues {
 pub struct Job {
     values: LauncherValues,
     rank_0: Rank0,
-    secret: Secret,
+    root: Root,
     /// The job has no secret, and nobody asked for that: it stays on the loopback.
     open: bool,
     interface: Option<IpAddr>,
     silence: Option<Duration>,
+    /// The job runs already.
+    is_running: bool,
     /// A socket that the launcher has left open and that listens already.
     listening: Mutex<Option<RawFd>>,
 }
@@ -181,12 +183,12 @@ impl Job {
                 Rank0::Host(host, port, origin)
             }
         };
-        let (secret, open) = match &rank_0 {
-            Rank0::Id(id) => (id.secret(), false),
+        let (root, open) = match &rank_0 {
+            Rank0::Id(id) => (id.root.clone(), false),
             Rank0::Host(..) => match secret(variables)? {
-                Some(secret) => (secret, false),
-                None if insecure(variables)? => (Secret::insecure(), false),
-                None if one_host => (Secret::insecure(), true),
+                Some(root) => (root, false),
+                None if is_set(variables, "GIN_INSECURE", "a job without a secret")? => (Root::insecure(), false),
+                None if one_host => (Root::insecure(), true),
                 None => return Err(JobError::NoSecret { ranks }),
             },
         };
@@ -199,8 +201,9 @@ impl Job {
             Some(ms) if ms < 100 => return Err(value("GIN_SILENCE_MS", format!("{ms} ms are too few: at least 100"))),
             ms => ms.map(|ms| Duration::from_millis(ms.into())),
         };
+        let is_running = is_set(variables, "GIN_JOIN", "a process that joins a running job")?;
         let listening = Mutex::new(listening);
-        Ok(Some(Self { values, rank_0, secret, open, interface, silence, listening }))
+        Ok(Some(Self { values, rank_0, root, open, interface, silence, is_running, listening }))
     }
 
     /// Returns the launcher.
@@ -229,13 +232,22 @@ impl Job {
         self.values.local_ranks
     }
 
+    /// Returns whether the job runs already (`GIN_JOIN`): its ranks call [`grow`](TcpBootstrap::grow) with this number.
+    pub fn is_running(&self) -> bool {
+        self.is_running
+    }
+
     /// Joins the other ranks and waits for all of them. `GIN_INTERFACE` overrides the address of `config`, and
-    /// `GIN_SILENCE_MS` its silence.
+    /// `GIN_SILENCE_MS` its silence. If the job [runs already](Self::is_running), does the same as
+    /// [`join_running`](Self::join_running).
     ///
     /// # Errors
     /// [`JobError::NotLoopback`]; [`JobError::Value`] for a name that has no address; [`JobError::Bootstrap`] as
     /// [`TcpBootstrap::join`].
     pub fn bootstrap(&self, config: TcpConfig) -> Result<TcpBootstrap, JobError> {
+        if self.is_running {
+            return self.join_running(config);
+        }
         let (addresses, mut config) = self.places(config)?;
         let start = if self.values.rank == 0 {
             Start::Listen(self.listen(&addresses, config.address)?)
@@ -250,7 +262,8 @@ impl Job {
         let LauncherValues { rank, ranks, names, local_rank, local_ranks, .. } = self.values;
         // Two launchers of one job on one host number their ranks each from 0.
         let local_rank = local_rank.filter(|_| local_ranks == Some(ranks));
-        let bootstrap = TcpBootstrap::join_as(rank, ranks, &self.secret, config, start, Origin::First(local_rank))?;
+        let origin = Origin::First(self.root.clone(), local_rank);
+        let bootstrap = TcpBootstrap::join_as(rank, ranks, &self.root.secret(), config, start, origin)?;
         if let Some((first, second, both)) = bootstrap.same_local_rank() {
             let problem = format!(
                 "ranks {first} and {second} both have {both}, and by {} all {ranks} ranks are on one host: give each its \
@@ -270,7 +283,7 @@ impl Job {
     pub fn join_running(&self, config: TcpConfig) -> Result<TcpBootstrap, JobError> {
         let (addresses, config) = self.places(config)?;
         let LauncherValues { rank, ranks, .. } = self.values;
-        Ok(TcpBootstrap::enter(addresses, self.secret.clone(), rank, ranks, config)?)
+        Ok(TcpBootstrap::enter(addresses, self.root.clone(), rank, ranks, config)?)
     }
 
     /// Returns the addresses of rank 0, and the configuration with the values of variables.
@@ -508,17 +521,17 @@ fn port(variables: Variables<'_>, launcher: Launcher) -> Result<(u16, &'static s
     }
 }
 
-/// Returns whether the variables ask for a job without a secret.
-fn insecure(variables: Variables<'_>) -> Result<bool, JobError> {
-    match variables("GIN_INSECURE").as_deref() {
+/// Returns whether a variable is 1. `what` says for what, in errors.
+fn is_set(variables: Variables<'_>, variable: &'static str, what: &str) -> Result<bool, JobError> {
+    match variables(variable).as_deref() {
         None | Some("0") => Ok(false),
         Some("1") => Ok(true),
-        Some(_) => Err(value("GIN_INSECURE", "it can be 1, for a job without a secret, or 0")),
+        Some(_) => Err(value(variable, format!("it can be 1, for {what}, or 0"))),
     }
 }
 
-/// Returns the secret of the variables, if they have one.
-fn secret(variables: Variables<'_>) -> Result<Option<Secret>, JobError> {
+/// Returns the root of the secret of the variables, if they have one.
+fn secret(variables: Variables<'_>) -> Result<Option<Root>, JobError> {
     let (variable, text) = match (variables("GIN_SECRET"), variables("GIN_SECRET_FILE")) {
         (None, None) => return Ok(None),
         (Some(_), Some(_)) => return Err(value("GIN_SECRET", "GIN_SECRET_FILE is set too: set one of them")),
@@ -528,7 +541,7 @@ fn secret(variables: Variables<'_>) -> Result<Option<Secret>, JobError> {
             ("GIN_SECRET_FILE", text)
         }
     };
-    Secret::new(text.trim_ascii()).map(Some).map_err(|bytes| {
+    Root::new(text.trim_ascii()).map(Some).map_err(|bytes| {
         let advice = "openssl rand -hex 16 makes one";
         value(variable, format!("a secret has at least {MIN_SECRET} bytes, this one has {bytes}; {advice}"))
     })

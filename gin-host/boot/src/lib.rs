@@ -142,6 +142,12 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
         Vec::new()
     }
 
+    /// Returns the id with which processes can join this job while it runs, in a call of [`grow`](Self::grow): see
+    /// [`TcpBootstrap::id`]. `None` where the ranks are threads of one process.
+    fn id(&self) -> Option<UniqueId> {
+        None
+    }
+
     /// Makes a job of the ranks that remain without `lost`; all remaining ranks call this: see
     /// [`TcpBootstrap::without`].
     ///

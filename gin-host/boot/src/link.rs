@@ -342,6 +342,7 @@ impl Outbound {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::Root;
     use tokio::net::TcpListener;
 
     /// Runs both sides on one thread.
@@ -357,7 +358,7 @@ mod tests {
     }
 
     fn secret(text: &str) -> Secret {
-        Secret::new(text.as_bytes()).unwrap()
+        Root::new(text.as_bytes()).unwrap().secret()
     }
 
     #[test]
@@ -405,12 +406,12 @@ mod tests {
                 stream.write_all(&other).await.unwrap();
                 exactly::<8>(&mut stream).await.unwrap()
             },
-            async |stream| Link::accept(stream, &Secret::insecure(), &Arc::default()).await.map(drop),
+            async |stream| Link::accept(stream, &Root::insecure().secret(), &Arc::default()).await.map(drop),
         );
         assert!(matches!(server, Err(LinkError::Version(version)) if version == VERSION + 1), "{server:?}");
         assert_eq!(heard, PREAMBLE);
         let (client, ()) = pair(
-            async |stream| Link::connect(stream, &Secret::insecure(), &Arc::default()).await.map(drop),
+            async |stream| Link::connect(stream, &Root::insecure().secret(), &Arc::default()).await.map(drop),
             async |mut stream| {
                 let mut other = PREAMBLE;
                 other[7] = VERSION + 1;
@@ -431,7 +432,7 @@ mod tests {
             |frames| frames.swap(1, 2),
         ];
         for damage in damages {
-            let key = Secret::insecure();
+            let key = Root::insecure().secret();
             let (client, server) = pair(
                 async |stream| {
                     let mut link = Link::connect(stream, &key, &Arc::default()).await?;

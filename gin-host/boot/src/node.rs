@@ -379,6 +379,11 @@ impl Node {
         self.state().edges[edge].waiting.take()
     }
 
+    /// Returns the ranks that have left or were lost.
+    pub(super) fn gone(&self) -> Vec<u32> {
+        self.state().gone.iter().map(|gone| gone.rank).collect()
+    }
+
     /// Returns the ranks that were lost, in order, without the ranks that left in an orderly way.
     pub(super) fn lost(&self) -> Vec<u32> {
         let state = self.state();

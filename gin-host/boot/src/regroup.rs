@@ -6,7 +6,7 @@
 use crate::address::listen;
 use crate::door::{Call, Roll, longest_pause};
 use crate::error::{CHECK, refused, system};
-use crate::id::{self, MAX_ADDRESSES, Secret};
+use crate::id::{self, MAX_ADDRESSES, Root, Secret};
 use crate::io::Start;
 use crate::link::{Link, LinkError, Traffic, connect};
 use crate::message::{Answer, Hello, Knock, VERSION};
@@ -125,8 +125,8 @@ impl TcpBootstrap {
     /// Joins a running job as one of the ranks that its ranks name in [`grow`](Self::grow). `ranks` is the number of
     /// ranks after that. Waits for that call, at most [`joining`](TcpConfig::joining), and for all ranks.
     ///
-    /// The id has the secret of the job and addresses of its ranks. The id of the first job serves as long as its rank
-    /// 0 is still a rank. After that, make one of the [current addresses](Self::addresses).
+    /// The id of the first job serves as long as its rank 0 is still a rank. Any rank returns the [current
+    /// id](Self::id).
     ///
     /// # Errors
     /// - [`BootstrapError::NotAdmitted`]: the job runs, and did not call for this rank in time.
@@ -134,13 +134,13 @@ impl TcpBootstrap {
     ///   number, or the call has another number of ranks.
     /// - Otherwise as [`join`](Self::join).
     pub fn join_running(id: &UniqueId, rank: u32, ranks: u32, config: TcpConfig) -> Result<Self, BootstrapError> {
-        Self::enter(id.addresses().to_vec(), id.secret(), rank, ranks, config)
+        Self::enter(id.addresses().to_vec(), id.root.clone(), rank, ranks, config)
     }
 
-    /// Does the same with addresses and a secret.
+    /// Does the same with addresses and the root of the secret.
     pub(crate) fn enter(
         addresses: Vec<SocketAddr>,
-        root: Secret,
+        root: Root,
         rank: u32,
         ranks: u32,
         config: TcpConfig,
@@ -148,18 +148,24 @@ impl TcpBootstrap {
         check(rank, ranks)?;
         let instance = id::random().map_err(system("make random numbers"))?;
         let knock = Knock { rank, ranks, instance, plan: None, listens: None };
-        let visit = Visit::new(knock, root.clone(), addresses, None, config.clone());
+        let visit = Visit::new(knock, root.secret(), addresses, None, config.clone());
         let (begun, within) = (visit.begun, config.joining);
         let place = apart(visit.enter())?;
         let config = config.joining(within.saturating_sub(begun.elapsed()));
         Self::join_as(rank, ranks, &place.secret, config, place.start, Origin::Running(root))
     }
 
+    /// Returns the id with which processes can [join](Self::join_running) this job while it runs: its
+    /// [addresses](Self::addresses), and the secret of the first job. **A process that reads it can join.**
+    pub fn id(&self) -> UniqueId {
+        UniqueId::new(self.doors.own.root.clone(), self.addresses())
+    }
+
     /// Returns addresses at which processes can [join](Self::join_running) this job while it runs: of the first 16
-    /// ranks that are not known to be lost.
+    /// ranks that are not known to have left or to be lost.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        let lost = self.lost();
-        let alive = (0..).zip(&self.doors.all).filter(|(rank, _)| lost.binary_search(rank).is_err());
+        let gone = self.inner.node.gone();
+        let alive = (0..).zip(&self.doors.all).filter(|(rank, _)| !gone.contains(rank));
         alive.map(|(_, &address)| address).take(MAX_ADDRESSES).collect()
     }
 
@@ -207,7 +213,7 @@ impl TcpBootstrap {
                 listens: None,
             };
             let config = inner.config.clone().joining(within);
-            let visit = Visit::new(knock, door.root.clone(), vec![address], Some(plan.first.1), config);
+            let visit = Visit::new(knock, door.secret.clone(), vec![address], Some(plan.first.1), config);
             (door.call(Call::Elsewhere(address)), apart(visit.enter())?)
         };
         let config = inner.config.clone().joining(within.saturating_sub(begun.elapsed()));
@@ -414,7 +420,7 @@ mod tests {
                     callers.iter().map(|rank| scope.spawn(move || rank.grow(&[joining], within))).collect();
                 let knock = Knock { rank: joining, ranks, instance: [7; 16], plan: None, listens: None };
                 let addresses = old[1].addresses();
-                let visit = Visit::new(knock, id.secret(), addresses, None, config.clone().joining(within));
+                let visit = Visit::new(knock, id.root.secret(), addresses, None, config.clone().joining(within));
                 drop(apart(visit.enter()).unwrap());
                 for call in calls {
                     let begun = Instant::now();

@@ -125,7 +125,7 @@ async fn job(ranks: u32, barriers: u32, bytes: usize) -> Result<Simulated, Boots
         let (node, connects) = Node::new(rank, ranks, instance);
         let connect = || Start::Connect { addresses: id.addresses().to_vec(), remedy: CHECK.to_owned() };
         let start = listener.take().map_or_else(connect, Start::Listen);
-        tasks.spawn(run(node.clone(), connects, id.secret(), config.clone(), start, beats.clone()));
+        tasks.spawn(run(node.clone(), connects, id.root.secret(), config.clone(), start, beats.clone()));
         node.give(JOINING, &own);
         job.nodes.push(node);
     }

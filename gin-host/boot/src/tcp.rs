@@ -7,7 +7,7 @@ use crate::board::Board;
 use crate::collective::{Gathered, MAX_BYTES};
 use crate::door::{DOORS, Door, Doors, Kept};
 use crate::error::{CHECK, refused, show_wait, system};
-use crate::id::{self, Secret, UniqueId};
+use crate::id::{self, Root, Secret, UniqueId};
 use crate::io::{LINGERING, Start, run};
 use crate::message::CollectiveId;
 use crate::node::{JOINING, Node};
@@ -114,8 +114,8 @@ impl Rendezvous {
     /// # Errors
     /// As [`TcpBootstrap::join`].
     pub fn join(self, ranks: u32) -> Result<TcpBootstrap, BootstrapError> {
-        let start = Start::Listen(self.listener);
-        TcpBootstrap::join_as(0, ranks, &self.id.secret(), self.config, start, Origin::First(None))
+        let (start, root) = (Start::Listen(self.listener), self.id.root);
+        TcpBootstrap::join_as(0, ranks, &root.secret(), self.config, start, Origin::First(root, None))
     }
 }
 
@@ -160,24 +160,24 @@ pub(crate) struct Inner {
 /// How a process comes to join a job.
 #[derive(Debug)]
 pub(crate) enum Origin {
-    /// It starts with the job. The number that the launcher gave this rank among all ranks of its host, if all are on
-    /// one host.
-    First(Option<u32>),
-    /// It joins a running job, whose first job had this secret.
-    Running(Secret),
+    /// It starts with the job. The root of the job's secret, and the number that the launcher gave this rank among all
+    /// ranks of its host, if all are on one host.
+    First(Root, Option<u32>),
+    /// It joins a running job, whose first job had a secret of this root.
+    Running(Root),
     /// It was a rank of the job before, and has this door.
     Next(Arc<Door>),
 }
 
 impl Origin {
     /// Returns the launcher's number, and what the process has for its door.
-    fn parts(self, secret: &Secret, start: &Start) -> Result<(Option<u32>, Kept), BootstrapError> {
+    fn parts(self, start: &Start) -> Result<(Option<u32>, Kept), BootstrapError> {
         Ok(match (self, start) {
-            (Self::First(local_rank), Start::Listen(listener)) => {
+            (Self::First(root, local_rank), Start::Listen(listener)) => {
                 let first = listener.try_clone().map_err(system("listen"))?;
-                (local_rank, Kept::Nothing(secret.clone(), Some(first)))
+                (local_rank, Kept::Nothing(root, Some(first)))
             }
-            (Self::First(local_rank), Start::Connect { .. }) => (local_rank, Kept::Nothing(secret.clone(), None)),
+            (Self::First(root, local_rank), Start::Connect { .. }) => (local_rank, Kept::Nothing(root, None)),
             (Self::Running(root), _) => (None, Kept::Nothing(root, None)),
             (Self::Next(door), _) => (None, Kept::Door(door)),
         })
@@ -199,7 +199,7 @@ impl TcpBootstrap {
             return Err(BootstrapError::Duplicate { rank });
         }
         let start = Start::Connect { addresses: id.addresses().to_vec(), remedy: CHECK.to_owned() };
-        Self::join_as(rank, ranks, &id.secret(), config, start, Origin::First(None))
+        Self::join_as(rank, ranks, &id.root.secret(), config, start, Origin::First(id.root.clone(), None))
     }
 
     /// Starts the threads of a rank and waits for all ranks.
@@ -213,7 +213,7 @@ impl TcpBootstrap {
     ) -> Result<Self, BootstrapError> {
         check(rank, ranks)?;
         (config.silence, config.progress) = (config.silence.max(SHORTEST), config.progress.max(SHORTEST));
-        let (local_rank, kept) = origin.parts(secret, &start)?;
+        let (local_rank, kept) = origin.parts(&start)?;
         let instance = id::random().map_err(system("make random numbers"))?;
         let (node, connects) = Node::new(rank, ranks, instance);
         let (beats, beating) = beat::start(rank).map_err(refused("send heartbeats"))?;
@@ -390,7 +390,7 @@ impl Inner {
         Ok(Doors { all: texts.iter().enumerate().map(read).collect::<Result<_, _>>()?, own })
     }
 
-    fn new_door(&self, root: Secret, first: Option<TcpListener>) -> Result<Door, BootstrapError> {
+    fn new_door(&self, root: Root, first: Option<TcpListener>) -> Result<Door, BootstrapError> {
         let node = &self.node;
         // A rank without neighbours may arrive here before its thread has set the address.
         rt::wait_until_named("its own address", || node.ip.get().is_some() || node.failed().is_some());
@@ -481,6 +481,10 @@ impl Bootstrap for TcpBootstrap {
 
     fn grow(&self, joining: &[u32], within: Duration) -> Result<Arc<dyn Bootstrap>, BootstrapError> {
         Ok(Arc::new(self.grow(joining, within)?))
+    }
+
+    fn id(&self) -> Option<UniqueId> {
+        Some(self.id())
     }
 
     fn is_across_processes(&self) -> bool {

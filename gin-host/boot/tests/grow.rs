@@ -88,10 +88,10 @@ fn new_ranks_get_the_next_numbers_and_the_others_keep_theirs() {
 fn new_processes_take_the_numbers_of_lost_ranks() {
     // The rank that admits, the root of the tree, inner ranks and leaves, with and without new ranks.
     for joining in [vec![0], vec![1], vec![4], vec![0, 1, 3], vec![2, 5, 6], vec![0, 5]] {
-        let (id, mut old) = start(5);
+        let (_, mut old) = start(5);
         let is_kept = |rank: &u32| !joining.contains(rank);
         let left: Vec<u32> = (0..5).filter(is_kept).collect();
-        let id = id.with_addresses(&old[left[0] as usize].addresses()).unwrap();
+        let id = old[left[0] as usize].id();
         old.retain(|rank| is_kept(&rank.rank()));
         let ranks = (left.len() + joining.len()) as u32;
         let all = grown(grow(&old.iter().collect::<Vec<_>>(), &id, &joining, ranks, LONG));
@@ -236,22 +236,43 @@ fn strangers_and_twins_are_refused_at_once_and_the_call_goes_on() {
 }
 
 #[test]
-fn a_process_joins_by_the_variables_of_its_environment() {
-    let (id, old) = start(2);
-    let id = id.to_string();
-    let variables = |name: &str| match name {
-        "GIN_RANK" => Some("2".to_owned()),
-        "GIN_RANKS" => Some("3".to_owned()),
-        "GIN_UNIQUE_ID" => Some(id.clone()),
-        _ => None,
+fn processes_join_by_the_variables_of_their_environment_and_by_the_id_of_any_rank() {
+    let job = |rank: u32, ranks: u32, at: SocketAddr, is_running: u32| {
+        let variables = |name: &str| {
+            let value = match name {
+                "GIN_RANK" => rank.to_string(),
+                "GIN_RANKS" => ranks.to_string(),
+                "GIN_ADDR" => at.ip().to_string(),
+                "GIN_PORT" => at.port().to_string(),
+                "GIN_SECRET" => "sixteen bytes...".to_owned(),
+                "GIN_JOIN" => is_running.to_string(),
+                _ => return None,
+            };
+            Some(value)
+        };
+        let job = Job::from_variables(&variables).unwrap().unwrap();
+        assert_eq!(job.is_running(), is_running == 1);
+        job.bootstrap(config()).unwrap()
     };
-    let new = Job::from_variables(&variables).unwrap().unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     thread::scope(|scope| {
-        let calls: Vec<_> = old.iter().map(|rank| scope.spawn(|| rank.grow(&[2], LONG).unwrap())).collect();
-        let new = new.join_running(config()).unwrap();
-        let mut all: Vec<_> = calls.into_iter().map(|call| call.join().unwrap()).collect();
-        all.push(new);
-        check(&all);
+        let first = scope.spawn(|| job(0, 2, free, 0));
+        let old = job(1, 2, free, 0);
+        drop(first.join().unwrap());
+        // In the place of rank 0, which listened at the address of the first job.
+        // Rank 1 learns that rank 0 has left.
+        let begun = Instant::now();
+        while old.addresses().len() > 1 {
+            assert!(begun.elapsed() < LONG);
+            thread::sleep(Duration::from_millis(1));
+        }
+        let now = old.addresses()[0];
+        let call = scope.spawn(move || old.grow(&[0], LONG).unwrap());
+        let next = [job(0, 2, now, 1), call.join().unwrap()];
+        check(&next);
+        // The secret of the variables has an id, too.
+        let (id, next) = (next[1].id(), next.iter().collect::<Vec<_>>());
+        check(&grown(grow(&next, &id, &[2], 3, LONG)));
     });
 }
 
@@ -259,4 +280,5 @@ fn a_process_joins_by_the_variables_of_its_environment() {
 fn ranks_of_one_process_do_not_grow() {
     let ranks = gin_boot::InProcess::job(1).unwrap();
     assert!(matches!(ranks[0].grow(&[1], LONG), Err(BootstrapError::System { .. })));
+    assert_eq!(ranks[0].id(), None);
 }

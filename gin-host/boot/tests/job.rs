@@ -129,6 +129,7 @@ fn what_is_missing_or_wrong_is_named_with_what_to_do() {
     refused(&format!("{gin} GIN_SECRET=short"), &["GIN_SECRET", "at least 16 bytes", "has 5", "openssl"]);
     refused(&format!("{gin} {SECRET} GIN_SECRET_FILE=/tmp/x"), &["GIN_SECRET_FILE is set too"]);
     refused(&format!("{gin} GIN_INSECURE=yes"), &["GIN_INSECURE", "1"]);
+    refused(&format!("{gin} GIN_INSECURE=1 GIN_JOIN=yes"), &["GIN_JOIN", "1, for a process that joins a running job"]);
     refused(&format!("{gin} {SECRET} GIN_SILENCE_MS=99"), &["GIN_SILENCE_MS", "at least 100"]);
     let error = job(&format!("{gin} {SECRET} GIN_INTERFACE=nosuch0")).unwrap_err().to_string();
     assert!(error.contains("`nosuch0` is no interface") && error.contains("lo"), "{error}");

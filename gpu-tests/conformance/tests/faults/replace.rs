@@ -13,7 +13,7 @@ use gin_host::comm::WindowFlags;
 use gin_host::world::{self, Rank, WorldConfig};
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -112,8 +112,7 @@ fn serve_job(
     for launches in 0_u64.. {
         let end = site.launch(rank)?;
         if launches == 1 {
-            let addresses: Vec<String> = job.addresses().iter().map(ToString::to_string).collect();
-            say(&format!("works {}", addresses.join(",")));
+            say(&format!("works {}", job.id()));
         }
         let enough = job.rank() == 0 && ENOUGH.load(Ordering::Acquire);
         let votes = if end == LaunchEnd::Success { all.all_gather(&[enough.into()]).ok() } else { None };
@@ -180,7 +179,6 @@ pub fn ranks_that_are_killed_during_traffic_are_replaced_and_the_others_keep_the
     let id = first.hear("id")?;
     let mut all = vec![first];
     all.extend((1..RANKS).map(|rank| Process::start(rank, Some(&id), false)));
-    let id: UniqueId = id.parse().map_err(|error| format!("{error}"))?;
     let mut times = Vec::new();
     for round in 0..=KILLED {
         let begun = Instant::now();
@@ -192,13 +190,9 @@ pub fn ranks_that_are_killed_during_traffic_are_replaced_and_the_others_keep_the
         // Each rank in turn, also the first one, at any point of its work.
         let killed = (round % RANKS) as usize;
         thread::sleep(Duration::from_millis(random.rand_range(0..60)));
-        let addresses: Result<Vec<SocketAddr>, _> =
-            said[(killed + 1) % RANKS as usize].split(',').map(str::parse).collect();
-        let id =
-            id.with_addresses(&addresses.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?;
         all[killed].child.kill().map_err(|error| error.to_string())?;
         // It joins as the ranks find out about the loss.
-        all[killed] = Process::start(killed as u32, Some(&id.to_string()), true);
+        all[killed] = Process::start(killed as u32, Some(&said[(killed + 1) % RANKS as usize]), true);
     }
     writeln!(all[0].child.stdin.as_ref().ok_or("no pipe")?, "enough").map_err(|error| error.to_string())?;
     for process in &mut all {
