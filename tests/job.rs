@@ -153,6 +153,41 @@ fn a_job_continues_without_a_rank_that_was_killed() {
     }
 }
 
+#[test]
+fn a_job_continues_with_a_new_process_in_the_place_of_a_rank_that_was_killed() {
+    let options = "--device virtual --threads 32 --bytes 4KiB --iters 5 --repeats 1 --format json";
+    for (workload, route) in [("alltoall", "network"), ("moe", "auto")] {
+        let arguments = format!("run {workload} --ranks 4 --kill-rank 2 --replace --route {route} {options}");
+        let output = start(&arguments, &[("GIN_JOIN", "1".to_owned())]).wait_with_output().unwrap();
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success(), "{}\n{out}{err}", output.status);
+        let reports: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let ranks: Vec<_> = reports.iter().map(|report| (&report["ranks"], &report["verified"])).collect();
+        let all = (&Value::from(4), &Value::from(true));
+        assert_eq!(ranks, [all, all], "{out}");
+        assert!(err.contains("gin: rank 2 ended by signal 9; a new process takes its place"), "{err}");
+        assert!([0, 1, 3].iter().all(|rank| err.contains(&format!("gin: rank {rank} learned"))), "{err}");
+    }
+    // A new process is not replaced again.
+    let program = "launch -n 2 --may-lose 1 --replace -- sh -c";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
+    let output = command.args(program.split(' ')).arg("exit $((GIN_RANK * (5 + GIN_JOIN)))").output().unwrap();
+    let err = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(6), "{err}");
+    assert_eq!(err.matches("rank 1 ended with status").count(), 2, "{err}");
+    for arguments in [
+        "run ring --ranks 3 --kill-rank 0 --replace",
+        "run ring --ranks 3 --stop-rank 1 --replace",
+        "run ring --ranks 3 --kill-rank 1 --shrink --replace",
+        "launch -n 2 --may-lose 0 --replace -- true",
+        "launch -n 2 --replace -- true",
+    ] {
+        let output = start(arguments, &[]).wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments}: {}", text(&output.stderr));
+        assert!(text(&output.stderr).contains("--replace"), "{arguments}: {}", text(&output.stderr));
+    }
+}
+
 /// Variables of a process of this program: how it ends, and the routes of its communicator.
 const WAY: &str = "GIN_JOB_TEST_WAY";
 const ROUTES: &str = "GIN_JOB_TEST_ROUTES";

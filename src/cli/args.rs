@@ -120,6 +120,10 @@ pub(crate) struct LaunchArgs {
     /// A rank whose end, for any reason, neither ends the other ranks nor counts as a failure. Can be repeated.
     #[arg(long, value_name = "RANK", value_parser = within::<u32>(0..=1023))]
     pub may_lose: Vec<u32>,
+    /// Start a new process, with GIN_JOIN=1, in the place of each rank of --may-lose that fails. If that fails too, it
+    /// counts as a failure. Not for rank 0, at whose address new processes find the job.
+    #[arg(long, requires = "may_lose")]
+    pub replace: bool,
     #[command(flatten)]
     pub verbosity: Verbosity,
     /// The program and its arguments.

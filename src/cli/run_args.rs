@@ -312,6 +312,10 @@ pub(crate) struct Run {
     /// Continue without the killed or stopped rank: the other ranks form a new job with new communicators and windows.
     #[arg(long, requires = "lost")]
     pub shrink: bool,
+    /// Continue with a new process in the place of the killed rank, which is not rank 0. This command starts it; under
+    /// another launcher start it by hand, with the variables of the killed rank and GIN_JOIN=1.
+    #[arg(long, requires = "kill_rank", conflicts_with_all = ["shrink", "stop_rank"])]
+    pub replace: bool,
     /// Output format of the result.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub format: Format,

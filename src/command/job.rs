@@ -14,6 +14,8 @@ pub struct ThisJob {
     pub bootstrap: Arc<dyn Bootstrap>,
     /// This process among the ranks.
     pub process: Process,
+    /// It has joined in the place of a lost rank.
+    pub is_new: bool,
 }
 
 impl ThisJob {
@@ -32,7 +34,7 @@ pub fn join() -> Result<Option<ThisJob>, Failure> {
     let bootstrap = job.bootstrap(TcpConfig::default())?;
     let process =
         Process { ranks: bootstrap.ranks(), local_rank: bootstrap.local_rank(), local_ranks: bootstrap.local_ranks() };
-    Ok(Some(ThisJob { bootstrap: Arc::new(bootstrap), process }))
+    Ok(Some(ThisJob { bootstrap: Arc::new(bootstrap), process, is_new: job.is_running() }))
 }
 
 /// Factor by which the launch that loses a rank has more iterations.
@@ -42,30 +44,39 @@ const LOSE_AFTER: Duration = Duration::from_millis(300);
 /// Time limit for the remaining ranks to join again.
 const REJOINING: Duration = Duration::from_secs(30);
 
-/// The loss of one rank.
+/// The loss of one rank, and how the job goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Loss {
     rank: u32,
     /// The rank is stopped and continues later; otherwise it is killed.
     stopped: bool,
+    shrink: bool,
+    /// A new process takes the place of the rank.
+    replace: bool,
 }
 
 impl Loss {
     /// Returns the loss that the options ask for.
     pub(crate) fn of(run: &Run) -> Option<Self> {
-        let killed = run.kill_rank.map(|rank| Self { rank, stopped: false });
-        killed.or(run.stop_rank.map(|rank| Self { rank, stopped: true }))
+        let &Run { shrink, replace, .. } = run;
+        let rank = run.kill_rank.or(run.stop_rank)?;
+        Some(Self { rank, stopped: run.stop_rank.is_some(), shrink, replace })
     }
 
     /// Refuses a rank that does not exist, and a job of one rank.
     fn check(self, ranks: u32) -> Result<(), Refused> {
-        let Self { rank, stopped } = self;
+        let Self { rank, stopped, replace, .. } = self;
         let option = if stopped { "--stop-rank" } else { "--kill-rank" };
         if rank >= ranks {
             return Err(Refused(format!("{option} {rank}: the job has ranks 0 to {}", ranks - 1)));
         }
         if ranks < 2 {
             return Err(Refused(format!("{option} {rank}: no rank would remain; use more --ranks")));
+        }
+        if replace && rank == 0 {
+            let text =
+                "--kill-rank 0 --replace: a new process finds the job at the address of rank 0; kill another rank";
+            return Err(Refused(text.to_owned()));
         }
         Ok(())
     }
@@ -89,7 +100,8 @@ pub(crate) fn launch_with_loss(loss: Loss, ranks: u32, verbosity: Verbosity) -> 
     loss.check(ranks)?;
     let program = std::env::current_exe()?.into_os_string();
     let program = std::iter::once(program).chain(std::env::args_os().skip(1)).collect();
-    crate::launch::run(&LaunchArgs { ranks, grace_ms: 10_000, may_lose: vec![loss.rank], verbosity, program })
+    let (may_lose, replace) = (vec![loss.rank], loss.replace);
+    crate::launch::run(&LaunchArgs { ranks, grace_ms: 10_000, may_lose, replace, verbosity, program })
 }
 
 /// Returns the stopped process if this process must continue it. The first other rank of its host does so; all other
@@ -113,19 +125,22 @@ fn process_to_continue(loss: Loss, job: &ThisJob) -> Result<Option<Pid>, Failure
     Ok(pid.filter(|_| own == first))
 }
 
-/// Runs as one rank of a job: one run with all ranks, one run that loses a rank and, if the job shrinks, one run with
-/// the remaining ranks. A stopped rank continues after the others have joined again.
+/// Runs as one rank of a job: one run with all ranks, one run that loses a rank and, if the job shrinks or the rank is
+/// replaced, one run with the ranks of the next job. A stopped rank continues after the others have joined again.
 ///
 /// # Errors
-/// Returns the error of the first or the last run. If the job does not shrink, returns an error that names the loss.
+/// Returns the error of the first or the last run. If the job does not go on, returns an error that names the loss.
 pub(crate) fn run_with_loss(
-    (loss, shrink): (Loss, bool),
+    loss: Loss,
     plans: &Plans,
     job: &ThisJob,
     run: impl Fn(&Plans, &ThisJob) -> Result<End, Failure>,
 ) -> Result<End, Failure> {
     loss.check(job.bootstrap.ranks())?;
-    let Loss { rank: lost, stopped } = loss;
+    if job.is_new {
+        return run(plans, job);
+    }
+    let Loss { rank: lost, stopped, shrink, replace } = loss;
     let lost_how = if stopped { "stopped" } else { "killed" };
     let stopped = process_to_continue(loss, job)?;
     let first = run(plans, job)?;
@@ -151,6 +166,10 @@ pub(crate) fn run_with_loss(
             let _ = kill_process(pid, Signal::CONT);
         }
     };
+    if replace {
+        let (bootstrap, process) = (job.bootstrap.grow(&[lost], REJOINING)?, job.process);
+        return run(plans, &ThisJob { bootstrap, process, is_new: false });
+    }
     if !shrink {
         go_on();
         return Err(format!("rank {lost} was {lost_how}; use --shrink to continue without it").into());
@@ -163,5 +182,5 @@ pub(crate) fn run_with_loss(
         false => (local_rank, local_ranks),
     };
     let process = Process { ranks: ranks - 1, local_rank, local_ranks };
-    run(&plans.clone().of_process(process), &ThisJob { bootstrap, process })
+    run(&plans.clone().of_process(process), &ThisJob { bootstrap, process, is_new: false })
 }

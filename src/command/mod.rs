@@ -127,7 +127,7 @@ fn run_one(run: &Run, trace: Option<(&Recorder, &Path)>) -> Result<End, Failure>
         (Some(job), None) => run_all(&plans(Some(job.process))?, Some(&job)),
         (Some(job), Some(loss)) => {
             let run_all = |plans: &Plans, job: &ThisJob| run_all(plans, Some(job));
-            job::run_with_loss((loss, run.shrink), &plans(Some(job.process))?, &job, run_all)
+            job::run_with_loss(loss, &plans(Some(job.process))?, &job, run_all)
         }
     };
     // A run that failed has a trace, too.

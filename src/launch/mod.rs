@@ -25,7 +25,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 /// Variables of other kinds of rendezvous, which the ranks must not inherit.
-const OTHER_RENDEZVOUS: [&str; 5] = ["GIN_ADDR", "GIN_PORT", "GIN_SECRET", "GIN_SECRET_FILE", "GIN_INTERFACE"];
+const OTHER_RENDEZVOUS: [&str; 7] =
+    ["GIN_ADDR", "GIN_PORT", "GIN_SECRET", "GIN_SECRET_FILE", "GIN_INTERFACE", "GIN_LISTEN_FD", "GIN_JOIN"];
 
 /// Time limit for remaining output after the last rank has ended: a process that a rank left behind may hold its pipe
 /// open.
@@ -56,15 +57,14 @@ struct Ranks {
 }
 
 impl Ranks {
-    fn add(&mut self, mut child: Child) {
-        let rank = self.groups.len();
+    fn add(&mut self, rank: usize, mut child: Child) {
         // A process that has not been waited for has an identifier, which is positive.
-        self.groups.push(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
+        self.groups[rank] = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         if let Some(stream) = child.stdout.take() {
             self.output.spawn(pump(stream, rank, Stream::Output, |_| {}));
         }
         let tail = Arc::<Mutex<Tail>>::default();
-        self.tails.push(tail.clone());
+        self.tails[rank] = tail.clone();
         if let Some(stream) = child.stderr.take() {
             let keep = move |bytes: &[u8]| tail.lock().unwrap_or_else(PoisonError::into_inner).add(bytes);
             self.output.spawn(pump(stream, rank, Stream::Error, keep));
@@ -81,21 +81,22 @@ impl Ranks {
     }
 }
 
-async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
-    let Some((program, words)) = arguments.program.split_first() else {
-        return Err(Refused("no program given; name it after --".to_owned()).into());
-    };
-    if let Some(lost) = arguments.may_lose.iter().find(|&&lost| lost >= arguments.ranks) {
-        return Err(Refused(format!("--may-lose {lost}: the job has ranks 0 to {}", arguments.ranks - 1)).into());
-    }
-    let mut signals = signals()?;
-    let rendezvous = Rendezvous::new(TcpConfig::default().address(Some(Ipv4Addr::LOCALHOST.into())))?;
-    let mut ranks = Ranks { groups: Vec::new(), ended: JoinSet::new(), tails: Vec::new(), output: JoinSet::new() };
-    // The exit status of the command: the status of the first rank that failed.
-    let mut failed: Option<u8> = None;
-    for rank in 0..arguments.ranks {
-        let mut command = Command::new(program);
-        command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+/// The processes that this command starts.
+struct Start {
+    arguments: LaunchArgs,
+    /// The id of the job.
+    id: String,
+}
+
+impl Start {
+    /// Starts a process of a rank, with `more` variables. Prints an error.
+    ///
+    /// # Errors
+    /// The exit status that shells have for it.
+    fn start(&self, rank: usize, more: Option<(&str, String)>) -> Result<Child, u8> {
+        let LaunchArgs { ranks, program, verbosity, .. } = &self.arguments;
+        let mut command = Command::new(&program[0]);
+        command.args(&program[1..]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.process_group(0).kill_on_drop(true);
         // Safety: between fork and exec the closure calls only prctl, which is safe there.
         unsafe {
@@ -105,28 +106,48 @@ async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
         for other in OTHER_RENDEZVOUS {
             command.env_remove(other);
         }
-        command.env("GIN_RANK", rank.to_string()).env("GIN_RANKS", arguments.ranks.to_string());
-        command.env("GIN_LOCAL_RANK", rank.to_string()).env("GIN_LOCAL_RANKS", arguments.ranks.to_string());
-        command.env("GIN_UNIQUE_ID", rendezvous.id().to_string());
-        if rank == 0 {
-            command.env("GIN_LISTEN_FD", rendezvous.as_fd().as_raw_fd().to_string());
-            // The socket stays open in rank 0 and in no other rank.
-            fcntl_setfd(&rendezvous, FdFlags::empty())?;
-        } else {
-            command.env_remove("GIN_LISTEN_FD");
+        command.env("GIN_RANK", rank.to_string()).env("GIN_RANKS", ranks.to_string());
+        command.env("GIN_LOCAL_RANK", rank.to_string()).env("GIN_LOCAL_RANKS", ranks.to_string());
+        command.env("GIN_UNIQUE_ID", &self.id).envs(more);
+        let child = command.spawn().map_err(|error| {
+            eprintln!("gin: cannot start {}: {error}", quoted(&program[0]));
+            if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
+        })?;
+        if let (1.., Some(process)) = (verbosity.verbose, child.id()) {
+            eprintln!("gin: rank {rank} is process {process}");
         }
-        let started = command.spawn();
-        fcntl_setfd(&rendezvous, FdFlags::CLOEXEC)?;
-        match started {
-            Ok(child) => {
-                if let (1.., Some(process)) = (arguments.verbosity.verbose, child.id()) {
-                    eprintln!("gin: rank {rank} is process {process}");
-                }
-                ranks.add(child);
-            }
-            Err(error) => {
-                eprintln!("gin: cannot start {}: {error}", quoted(program));
-                failed = Some(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 });
+        Ok(child)
+    }
+}
+
+async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
+    if arguments.program.is_empty() {
+        return Err(Refused("no program given; name it after --".to_owned()).into());
+    }
+    if let Some(lost) = arguments.may_lose.iter().find(|&&lost| lost >= arguments.ranks) {
+        return Err(Refused(format!("--may-lose {lost}: the job has ranks 0 to {}", arguments.ranks - 1)).into());
+    }
+    if arguments.replace && arguments.may_lose.contains(&0) {
+        let text =
+            "--may-lose 0 --replace: a new process finds the job at the address of rank 0; leave one of them out";
+        return Err(Refused(text.to_owned()).into());
+    }
+    let mut signals = signals()?;
+    let rendezvous = Rendezvous::new(TcpConfig::default().address(Some(Ipv4Addr::LOCALHOST.into())))?;
+    let start = Start { arguments: arguments.clone(), id: rendezvous.id().to_string() };
+    let count = arguments.ranks as usize;
+    let (groups, tails) = (vec![None; count], vec![Arc::default(); count]);
+    let mut ranks = Ranks { groups, ended: JoinSet::new(), tails, output: JoinSet::new() };
+    // The exit status of the command: the status of the first rank that failed.
+    let mut failed: Option<u8> = None;
+    for rank in 0..count {
+        // The socket stays open in rank 0 and in no other rank.
+        let listens = (rank == 0).then(|| ("GIN_LISTEN_FD", rendezvous.as_fd().as_raw_fd().to_string()));
+        fcntl_setfd(&rendezvous, if rank == 0 { FdFlags::empty() } else { FdFlags::CLOEXEC })?;
+        match start.start(rank, listens) {
+            Ok(child) => ranks.add(rank, child),
+            Err(code) => {
+                failed = Some(code);
                 break;
             }
         }
@@ -134,10 +155,9 @@ async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
     // Closes the socket here, so that the other ranks cannot connect once rank 0 has ended.
     drop(rendezvous);
     let grace = Duration::from_millis(arguments.grace_ms);
-    let (may_lose, quiet) = (arguments.may_lose.clone(), arguments.verbosity.quiet);
-    let ends = vec![String::new(); ranks.groups.len()];
+    let (may_lose, ends) = (arguments.may_lose.clone(), vec![String::new(); count]);
     let mut all =
-        Watched { ranks, ends, failed: None, first: None, asks: None, deadline: None, grace, may_lose, quiet };
+        Watched { ranks, start, ends, failed: None, first: None, asks: None, deadline: None, grace, may_lose };
     if let Some(code) = failed {
         all.fail(code);
         all.ask();
@@ -160,8 +180,7 @@ struct Watched {
     grace: Duration,
     /// The ranks whose end is no failure.
     may_lose: Vec<u32>,
-    /// Say nothing of ranks whose end is no failure.
-    quiet: bool,
+    start: Start,
 }
 
 impl Watched {
@@ -261,8 +280,18 @@ impl Watched {
             let _ = kill_process_group(group, Signal::TERM);
         }
         if self.failed.is_none() && self.may_lose.iter().any(|&lost| lost as usize == rank) {
-            if !self.quiet {
-                eprintln!("gin: rank {rank} ended {how}; the others go on");
+            let replace = self.start.arguments.replace && !was_asked;
+            if !self.start.arguments.verbosity.quiet {
+                let then = if replace { "a new process takes its place" } else { "the others go on" };
+                eprintln!("gin: rank {rank} ended {how}; {then}");
+            }
+            if replace {
+                // Once: a program that cannot join would be started for ever.
+                self.may_lose.retain(|&lost| lost as usize != rank);
+                match self.start.start(rank, Some(("GIN_JOIN", "1".to_owned()))) {
+                    Ok(child) => self.ranks.add(rank, child),
+                    Err(code) => self.fail(code),
+                }
             }
             return;
         }
