@@ -118,6 +118,15 @@ impl Communicator {
     }
 }
 
+/// Reads the elements of memory for windows. Also returns the bytes.
+pub(crate) fn extent(shape: &Bound<'_, PyAny>, dtype: &Bound<'_, PyAny>) -> PyResult<(DType, Vec<i64>, usize)> {
+    let dtype = DType::named(dtype)?;
+    let shape: Vec<i64> = shape.extract().or_else(|_| shape.extract().map(|length| vec![length]))?;
+    let bytes = elements(&shape).and_then(|count| usize::try_from(count.checked_mul(dtype.bytes())?).ok());
+    let bytes = bytes.ok_or_else(|| PyValueError::new_err(format!("a window cannot have the shape {shape:?}")))?;
+    Ok((dtype, shape, bytes))
+}
+
 fn flags(signals: bool) -> WindowFlags {
     if signals { WindowFlags::SIGNALS } else { WindowFlags::NONE }
 }
@@ -205,15 +214,13 @@ impl Communicator {
         name: Option<String>,
     ) -> PyResult<Window> {
         let (py, member) = (shape.py(), self.0.get()?);
-        let dtype = DType::named(dtype)?;
-        let shape: Vec<i64> = shape.extract().or_else(|_| shape.extract().map(|length| vec![length]))?;
-        let bytes = elements(&shape).and_then(|count| usize::try_from(count.checked_mul(dtype.bytes())?).ok());
-        let bytes = bytes.ok_or_else(|| PyValueError::new_err(format!("a window cannot have the shape {shape:?}")))?;
+        let (dtype, shape, bytes) = extent(shape, dtype)?;
         let window = member.wait(py, || member.comm.alloc_window::<u8>(bytes, flags(signals)))?;
         self.window(window, dtype, shape, name)
     }
 
     /// Registers a tensor's memory as this rank's part of a window, without a copy. Collective.
+    /// Memory of a window can be in windows of other communicators, also of later jobs.
     ///
     /// The window keeps the memory alive. While kernels run, the program uses it as it may use memory of a window.
     #[pyo3(signature = (tensor, *, signals=false, name=None))]

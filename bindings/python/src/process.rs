@@ -22,8 +22,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-/// The rank of this process.
-static RANK: Mutex<Option<Py<Rank>>> = Mutex::new(None);
+/// The ranks of this process that may be open: of a job, and of the jobs that follow it.
+static RANKS: Mutex<Vec<Py<Rank>>> = Mutex::new(Vec::new());
 
 /// The sockets at which this process listens as rank 0, until it joins.
 static LISTENING: Mutex<Vec<Rendezvous>> = Mutex::new(Vec::new());
@@ -110,7 +110,17 @@ fn member(
     config: CommConfig,
 ) -> PyResult<Rank> {
     let rank = gin_host::world::Rank::outside(bootstrap, device, config, &Placement::Automatic);
-    Ok(Rank::new(rank.or_raise(py)?))
+    Ok(Rank::new(rank.or_raise(py)?, Arc::default()))
+}
+
+/// Makes this rank the one that [`rank`] returns.
+pub(crate) fn add(py: Python<'_>, rank: Rank) -> PyResult<Py<Rank>> {
+    let made = Py::new(py, rank)?;
+    end_with_process(py)?;
+    let mut ranks = lock(&RANKS);
+    ranks.retain(|rank| !rank.get().is_closed());
+    ranks.push(made.clone_ref(py));
+    Ok(made)
 }
 
 /// Returns a number of seconds as a time. `name` names it in errors.
@@ -136,10 +146,11 @@ pub(crate) fn unique_id(py: Python<'_>, address: Option<&str>) -> PyResult<Strin
 }
 
 /// Joins by hand.
-fn join(
+fn join_by_hand(
     py: Python<'_>,
     (rank, ranks, id): (Option<u32>, Option<u32>, Option<&str>),
     config: TcpConfig,
+    join: bool,
 ) -> PyResult<TcpBootstrap> {
     let (Some(rank), Some(ranks), Some(id)) = (rank, ranks, id) else {
         return Err(PyValueError::new_err(
@@ -147,6 +158,9 @@ fn join(
         ));
     };
     let id: UniqueId = id.parse().map_err(|error: IdError| PyValueError::new_err(error.to_string()))?;
+    if join {
+        return abandonable(py, move || TcpBootstrap::join_running(&id, rank, ranks, config))?.or_raise(py);
+    }
     if rank != 0 {
         return abandonable(py, move || TcpBootstrap::join(&id, rank, ranks, config))?.or_raise(py);
     }
@@ -161,8 +175,10 @@ fn join(
 }
 
 /// Makes this process one rank of a job: as its launcher says, or by hand with rank, ranks and id. Waits for all ranks.
+/// With `join` the job runs already: its ranks call `grow` with the number of this rank.
 #[pyfunction]
-#[pyo3(signature = (rank=None, ranks=None, id=None, *, device=None, timeout=300.0, collective_timeout=None))]
+#[pyo3(signature = (rank=None, ranks=None, id=None, *, device=None, timeout=300.0, collective_timeout=None, join=false))]
+#[expect(clippy::too_many_arguments, reason = "they have names in Python")]
 pub(crate) fn init(
     py: Python<'_>,
     rank: Option<u32>,
@@ -171,9 +187,10 @@ pub(crate) fn init(
     device: Option<&Bound<'_, PyAny>>,
     timeout: f64,
     collective_timeout: Option<f64>,
+    join: bool,
 ) -> PyResult<Py<Rank>> {
     check_process()?;
-    if let Some(known) = lock(&RANK).as_ref().filter(|known| !known.get().is_closed()) {
+    if let Some(known) = lock(&RANKS).iter().find(|known| !known.get().is_closed()) {
         let known = known.get().name();
         let text =
             format!("gincomm.init() was called before: this process is {known}; call `close()` of that rank first");
@@ -189,9 +206,10 @@ pub(crate) fn init(
                             pass rank, ranks and id (gincomm.unique_id), or run ranks as threads by gincomm.launch";
                 return Err(StateError::new_err(text));
             };
-            abandonable(py, move || job.bootstrap(config))?.or_raise(py)?
+            let join = move || if join { job.join_running(config) } else { job.bootstrap(config) };
+            abandonable(py, join)?.or_raise(py)?
         }
-        by_hand => join(py, by_hand, config)?,
+        by_hand => join_by_hand(py, by_hand, config, join)?,
     };
     let (index, count) = (bootstrap.local_rank(), bootstrap.local_ranks());
     if let Choice::Gpus(gpus) = choice
@@ -207,10 +225,7 @@ pub(crate) fn init(
         other => other,
     };
     let device = choice.device(&World::threads(ThreadsConfig::default()), 0, 1)?;
-    let made = Py::new(py, member(py, bootstrap, device, CommConfig::default())?)?;
-    end_with_process(py)?;
-    *lock(&RANK) = Some(made.clone_ref(py));
-    Ok(made)
+    add(py, member(py, bootstrap, device, CommConfig::default())?)
 }
 
 /// Ends all that is left when the interpreter ends, while it still serves the threads that drop tensors.
@@ -220,9 +235,9 @@ fn at_exit(py: Python<'_>) {
         return;
     }
     py.detach(crate::comm::end_all);
-    let rank = lock(&RANK).take();
+    let ranks = std::mem::take(&mut *lock(&RANKS));
     // A process that leaves in order does not count as lost.
-    if let Some(rank) = rank {
+    for rank in ranks {
         let _ = rank.get().close();
     }
 }
@@ -238,14 +253,15 @@ pub(crate) fn end_with_process(py: Python<'_>) -> PyResult<()> {
 
 /// Returns the device of that rank, if it is open.
 pub(crate) fn device() -> Option<Arc<dyn Device>> {
-    lock(&RANK).as_ref().and_then(|rank| rank.get().device_if_open())
+    lock(&RANKS).iter().find_map(|rank| rank.get().device_if_open())
 }
 
-/// Returns the rank that `gincomm.init` has made in this process.
+/// Returns the rank that `gincomm.init`, or the last `Rank.grow`, has made in this process.
 #[pyfunction]
 pub(crate) fn rank(py: Python<'_>) -> PyResult<Py<Rank>> {
     check_process()?;
-    match lock(&RANK).as_ref() {
+    let ranks = lock(&RANKS);
+    match ranks.iter().rfind(|rank| !rank.get().is_closed()).or(ranks.last()) {
         Some(rank) if !rank.get().is_closed() => Ok(rank.clone_ref(py)),
         Some(_) => Err(StateError::new_err("the rank of this process is closed")),
         None => Err(StateError::new_err("gincomm.init() has not been called in this process")),

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One rank of a job.
 
-use crate::comm::{Communicator, Member};
+use crate::allocator::note;
+use crate::comm::{Communicator, Member, extent};
+use crate::ep::View;
 use crate::error::{OrRaise, StateError};
-use crate::guard::{Guarded, check_process, interruptible, without_lock};
+use crate::guard::{Guarded, abandonable, check_process, interruptible, without_lock};
 use crate::kernel::{Kernel, Module, find, load, names};
 use crate::network::configure;
+use crate::process::seconds;
 use crate::stream::{Stream, Work, raw_handle};
+use crate::tensor::Region;
 use gin_boot::lock;
-use gin_gpu::{Device, GpuError};
-use gin_host::comm::{Requirements, Routes};
+use gin_gpu::placement::Placement;
+use gin_gpu::{Device, GpuError, Memory, MemoryKind};
+use gin_host::comm::{CommConfig, Requirements, Routes};
 use gin_host::proxy::progress::ManualProgress;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -21,10 +26,13 @@ use std::sync::{Arc, Mutex, Weak};
 #[derive(Debug)]
 pub(crate) struct Open {
     rank: gin_host::world::Rank,
-    /// The program's own streams, by handle. Launches are counted by stream, so each has one object.
-    streams: Mutex<HashMap<usize, Arc<Work>>>,
+    streams: Streams,
     members: Mutex<Vec<Weak<Member>>>,
 }
+
+/// The program's own streams, by handle. Launches are counted by stream, so each has one object, also for the ranks
+/// that follow each other.
+pub(crate) type Streams = Arc<Mutex<HashMap<usize, Arc<Work>>>>;
 
 /// One rank of a job. `gincomm.init` and `gincomm.launch` make it.
 #[pyclass(frozen, module = "gincomm")]
@@ -36,9 +44,9 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
-    pub(crate) fn new(rank: gin_host::world::Rank) -> Self {
+    pub(crate) fn new(rank: gin_host::world::Rank, streams: Streams) -> Self {
         let (number, ranks) = (rank.rank(), rank.ranks());
-        let open = Arc::new(Open { rank, streams: Mutex::default(), members: Mutex::default() });
+        let open = Arc::new(Open { rank, streams, members: Mutex::default() });
         Self { number, ranks, open: Mutex::new(Some(Guarded::new(open))) }
     }
 
@@ -175,6 +183,17 @@ impl Rank {
         Ok(comm)
     }
 
+    /// Allocates memory, zeroed, that can be this rank's part of windows: a tensor by DLPack. Not collective.
+    fn alloc(&self, py: Python<'_>, shape: &Bound<'_, PyAny>, dtype: &Bound<'_, PyAny>) -> PyResult<View> {
+        let open = self.open()?;
+        let (dtype, shape, bytes) = extent(shape, dtype)?;
+        let is_across = open.rank.bootstrap().is_across_processes();
+        let allocate = || Memory::for_ranks(open.rank.device(), MemoryKind::Device, bytes as u64, is_across);
+        let memory = py.detach(allocate).or_raise(py)?;
+        note(&memory);
+        Ok(View::new(Region::new(memory.clone(), &memory.whole(), dtype, shape), &Arc::default()))
+    }
+
     /// Makes a stream, or uses one of the program: a handle of the driver, or torch's `torch.cuda.current_stream()`.
     #[pyo3(signature = (stream=None))]
     fn stream(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Stream> {
@@ -205,6 +224,32 @@ impl Rank {
     /// Loads kernels from PTX or a cubin: its text, its bytes, or its path. On GPUs only.
     fn load(&self, source: &Bound<'_, PyAny>) -> PyResult<Module> {
         load(self.open()?.rank.device(), source)
+    }
+
+    /// Returns the id with which processes can join this job while it runs; None for a rank of `gincomm.launch`. A
+    /// process that has it can join.
+    #[getter]
+    fn id(&self) -> PyResult<Option<String>> {
+        Ok(self.open()?.rank.bootstrap().id().map(|id| id.to_string()))
+    }
+
+    /// Returns the ranks that are known to be lost.
+    #[getter]
+    fn lost(&self) -> PyResult<Vec<u32>> {
+        Ok(self.open()?.rank.bootstrap().lost())
+    }
+
+    /// Makes a job with processes that join as the ranks `joining`: in the place of lost ranks, or as new ones, whose
+    /// numbers follow. All other ranks call it, and the new processes `gincomm.init(..., join=True)`. Returns this rank
+    /// in the new job, with the same number and device. This job goes on until the rank is closed.
+    #[pyo3(signature = (joining, *, timeout=300.0))]
+    fn grow(&self, py: Python<'_>, joining: Vec<u32>, timeout: f64) -> PyResult<Py<Self>> {
+        let (open, within) = (self.open()?, seconds("timeout", timeout)?);
+        let bootstrap = open.rank.bootstrap().clone();
+        let next = abandonable(py, move || bootstrap.grow(&joining, within))?.or_raise(py)?;
+        let (device, config) = (open.rank.device().clone(), CommConfig::default());
+        let rank = gin_host::world::Rank::outside(next, device, config, &Placement::Automatic).or_raise(py)?;
+        crate::process::add(py, Self::new(rank, open.streams.clone()))
     }
 
     /// Waits for all ranks. Collective.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Windows.
 
+use crate::allocator::note;
 use crate::comm::Member;
 use crate::dtype::DType;
 use crate::error::StateError;
@@ -31,6 +32,7 @@ impl Part {
         dtype: DType,
         shape: Vec<i64>,
     ) -> Arc<Self> {
+        note(window.memory().memory());
         let region = Region::new(Arc::new(window.clone()), window.memory(), dtype, shape);
         Arc::new(Self { window, member, region, users: Arc::default(), gone: AtomicBool::new(false) })
     }

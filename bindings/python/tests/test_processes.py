@@ -339,6 +339,135 @@ print(gin.launch(2, layer, device="virtual"))
     assert first.communicate_within() == "(2, 7.0, 7.0)\n[(2, 7.0, 7.0), (2, 7.0, 7.0)]\n"
 
 
+GROW = """
+import os, signal, time
+import gincomm as gin, numpy as np
+
+def exchange(rank, mine, inbox, first):
+    with rank.communicator(signals=1) as comm:
+        out, into = comm.register(mine), comm.register(inbox)
+        mine[:3] = first + 10 * rank.rank + np.arange(3)
+        stream = rank.stream()
+        stream.launch("hello_put", comm, out, into, gin.Deadline(20))
+        stream.synchronize()
+        comm.check()
+    print(rank.rank, rank.ranks, gin.rank() is rank, inbox[:3].tolist(), int(mine[31]), flush=True)
+
+"""
+
+FIRST = GROW + """
+rank = gin.init(rank=rank, ranks=3, id=id, device="virtual")
+comm = rank.communicator(signals=2, counters=1)
+inbox = np.from_dlpack(comm.alloc_window(32, "uint8"))
+mine = np.from_dlpack(comm.alloc_window(32, "uint8"))
+mine[31] = 100 + rank.rank
+exchange(rank, mine, inbox, 0)
+rank.barrier()
+if rank.rank == {victim}:
+    os.kill(os.getpid(), signal.SIGKILL)
+while not rank.lost:
+    time.sleep(0.01)
+comm.destroy()
+print(rank.lost, rank.id, flush=True)
+next = rank.grow([3, *rank.lost])
+rank.close()
+exchange(next, mine, inbox, 100)
+"""
+
+JOINS = GROW + """
+rank = gin.init({how}device="virtual", join=True)
+mine, inbox = np.from_dlpack(rank.alloc(32, "uint8")), np.from_dlpack(rank.alloc(32, "uint8"))
+assert not mine.any()
+exchange(rank, mine, inbox, 100)
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_processes_join_in_the_place_of_a_killed_rank_and_as_a_new_rank_and_the_others_keep_their_memory(victim):
+    def line(rank, ranks, first, kept):
+        left = first + 10 * ((rank + ranks - 1) % ranks)
+        return f"{rank} {ranks} True [{left}, {left + 1}, {left + 2}] {kept}\n"
+
+    started = by_hand(FIRST.replace("{victim}", str(victim)), 3)
+    for rank, process in enumerate(started):
+        assert process.read_line() == line(rank, 3, 0, 100 + rank)
+    others = [rank for rank in range(3) if rank != victim]
+    id = next(started[rank].read_line() for rank in reversed(others)).split()[1]
+    # One by hand, one by variables.
+    how = f"rank={victim}, ranks=4, id={id!r}, "
+    joined = {victim: start(JOINS.replace("{how}", how))}
+    variables = {"GIN_RANK": "3", "GIN_RANKS": "4", "GIN_UNIQUE_ID": id}
+    joined[3] = start(JOINS.replace("{how}", ""), env=variables)
+    for rank, process in joined.items():
+        assert process.communicate_within() == line(rank, 4, 100, 0)
+    for rank in others:
+        said = started[rank].communicate_within().splitlines(keepends=True)
+        assert said[-1] == line(rank, 4, 100, 100 + rank)
+        assert said[:-1] in ([], [f"[{victim}] {id}\n"]) or said[0].startswith(f"[{victim}] gin1:")
+    started[victim].process.communicate()
+
+
+def test_a_job_that_does_not_grow_goes_on():
+    code = """
+import gincomm as gin
+
+def refused(call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except (gin.Error, ValueError, OverflowError) as error:
+        print(type(error).__name__, str(error)[:60])
+    else:
+        raise AssertionError("it was not refused")
+
+rank = gin.init(rank=rank, ranks=2, id=id, device="virtual")
+refused(rank.grow, [2], timeout=0.3)
+refused(rank.grow, [3], timeout=0.3)
+refused(rank.grow, [rank.rank])
+refused(rank.grow, [-1])
+refused(rank.grow, [2], timeout=-1)
+refused(gin.init, rank=2, ranks=3, id=rank.id, join=True)
+print(gin.rank() is rank, rank.lost, rank.all_gather(b"x"))
+"""
+    expected = [
+        "Error rank",
+        "Error there is no rank 3 in a job of 3 ranks",
+        "Error rank",
+        "OverflowError ",
+        "ValueError timeout = -1: pass a number of seconds",
+        "StateError gincomm.init() was called before",
+        "True [] [b'x', b'x']",
+    ]
+    first, second = by_hand(code)
+    for process in (first, second):
+        for line, begin in zip(process.communicate_within().splitlines(), expected, strict=True):
+            assert line.startswith(begin), (line, begin)
+    late = """
+import gincomm as gin
+gin.unique_id("127.0.0.1")
+rank = gin.init(rank=0, ranks=1, id=gin.unique_id("127.0.0.1"), device="virtual")
+print(rank.id, flush=True)
+input()
+"""
+    alone = start(late)
+    id = alone.read_line().strip()
+    code = f"""
+import gincomm as gin
+try:
+    gin.init(rank=1, ranks=2, id={id!r}, device="virtual", timeout=0.5, join=True)
+except gin.Error as error:
+    print("its ranks must call `grow` with this number" in str(error))
+"""
+    assert run(code) == "True\n"
+    alone.process.communicate("\n")
+
+    def body(rank):
+        assert (rank.id, rank.lost) == (None, [])
+        with pytest.raises(gin.Error, match="threads of one process"):
+            rank.grow([1])
+
+    gin.launch(1, body, device="virtual")
+
+
 @pytest.mark.parametrize("work", ["while True: pass", "time.sleep(600)"])
 def test_an_interrupted_launch_names_the_bodies_that_run_and_a_second_ctrl_c_leaves_them(work):
     code = """

@@ -138,7 +138,8 @@ class Communicator:
     ) -> Window:
         """Allocates this rank's part of a new window, zeroed, and registers it. Collective."""
     def register(self, tensor: _Tensor, *, signals: bool = False, name: str | None = None) -> Window:
-        """Registers a tensor's memory as this rank's part of a window, without a copy. Collective."""
+        """Registers a tensor's memory as this rank's part of a window, without a copy. Collective.
+        Memory of a window can be in windows of other communicators, also of later jobs."""
     def check(self) -> None:
         """Raises FaultError if a fault has ended the communicator. Programs call this after a kernel has run."""
     def abort(self) -> None:
@@ -188,6 +189,19 @@ class Rank:
     def device(self) -> str: ...
     @property
     def dlpack_device(self) -> tuple[int, int]: ...
+    @property
+    def id(self) -> str | None:
+        """The id with which processes can join this job while it runs; None for a rank of `gincomm.launch`. A process
+        that has it can join."""
+    @property
+    def lost(self) -> list[int]:
+        """The ranks that are known to be lost."""
+    def grow(self, joining: Sequence[int], *, timeout: float = 300.0) -> Rank:
+        """Makes a job with processes that join as the ranks `joining`: in the place of lost ranks, or as new ones, whose
+        numbers follow. All other ranks call it, and the new processes `gincomm.init(..., join=True)`. Returns this rank
+        in the new job, with the same number and device. This job goes on until the rank is closed."""
+    def alloc(self, shape: _Extent, dtype: Any) -> ep.View:
+        """Allocates memory, zeroed, that can be this rank's part of windows: a tensor by DLPack. Not collective."""
     def communicator(
         self,
         *,
@@ -244,11 +258,13 @@ def init(
     device: Any = None,
     timeout: float = 300.0,
     collective_timeout: float | None = None,
+    join: bool = False,
 ) -> Rank:
-    """Makes this process one rank of a job: as its launcher says, or by hand with rank, ranks and id."""
+    """Makes this process one rank of a job: as its launcher says, or by hand with rank, ranks and id. With `join` the job
+    runs already: its ranks call `grow` with the number of this rank."""
 
 def rank() -> Rank:
-    """Returns the rank that `gincomm.init` has made in this process."""
+    """Returns the rank that `gincomm.init`, or the last `Rank.grow`, has made in this process."""
 
 def unique_id(address: str | None = None) -> str:
     """Makes the id of a job, which this process will join as rank 0."""
