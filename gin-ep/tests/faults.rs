@@ -10,8 +10,8 @@ use gin_boot::rt::clock_ns;
 use gin_boot::{Bootstrap, Rendezvous, TcpBootstrap, TcpConfig};
 use gin_ep::{Code, Combine, EpError, Group, GroupConfig, Rows};
 use gin_ep_oracle::{Batch, Experts, Routing, Shape, batch, per_rank};
-use gin_gpu::{MemorySlice, Stream};
-use gin_host::comm::{CommError, Communicator, Requirements};
+use gin_gpu::{Memory, MemoryKind, MemorySlice, Stream};
+use gin_host::comm::{CommError, Communicator, Requirements, WindowFlags};
 use gin_host::world::{self, Rank, SoftNics, WorldConfig, launch};
 use gin_net::peer::PeerNetwork;
 use gin_soft_nic::Options;
@@ -20,8 +20,8 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use support::{Input, copied, experts};
 
@@ -62,7 +62,7 @@ struct Bed<'a> {
 }
 
 impl<'a> Bed<'a> {
-    fn new(rank: &'a Rank, comm: &'a Communicator, config: &GroupConfig, is_stored: bool) -> Result<Self, EpError> {
+    fn new(rank: &'a Rank, comm: &Communicator, config: &GroupConfig, is_stored: bool) -> Result<Self, EpError> {
         let (group, input) = (Group::new(comm, config)?, Input::new(rank, &SHAPE, TOKENS)?);
         let mine = batch(&SHAPE, Routing::Uniform, 9, rank.rank() as usize, TOKENS);
         input.write(&mine, false)?;
@@ -245,7 +245,7 @@ fn process() {
     let (number, phase) = (number.parse::<u32>().unwrap(), PHASES[phase.parse::<usize>().unwrap()]);
     let config = TcpConfig::default().address(Some(Ipv4Addr::LOCALHOST.into())).joining(PATIENCE).silence(PATIENCE);
     let bootstrap: Arc<dyn Bootstrap> = Arc::new(match id {
-        Ok(id) if way == NEW => TcpBootstrap::join_running(&id.parse().unwrap(), number, 3, config).unwrap(),
+        Ok(id) if way.starts_with(NEW) => TcpBootstrap::join_running(&id.parse().unwrap(), number, 3, config).unwrap(),
         Ok(id) => TcpBootstrap::join(&id.parse().unwrap(), number, 3, config).unwrap(),
         Err(_) => {
             let first = Rendezvous::new(config).unwrap();
@@ -254,15 +254,25 @@ fn process() {
         }
     });
     let world = WorldConfig::threads(3);
-    let (way, world) = match way.strip_suffix(NETWORK) {
+    let (way, mut world) = match way.strip_suffix(NETWORK) {
         Some(way) => (way, world.lsa_size(1)),
         None => (&*way, world),
     };
+    world.comm.survive_losses = way == REPLACED;
     let outcome = world::join(world, bootstrap.clone(), |rank| -> Result<(), EpError> {
         if way == NEW {
-            return again(&rank, bootstrap.clone());
+            let (comm, bed) = next_group(&rank, &bootstrap)?;
+            // It served none of the pairs at the end of which the others move.
+            bootstrap.all_gather(&[0; 8]).map_err(CommError::from)?;
+            bed.whole(3)?;
+            let own = Memory::shared(rank.device(), MemoryKind::Device, 64).map_err(CommError::from)?.whole();
+            comm.register::<u8>(&own, WindowFlags::NONE).map(drop).unwrap_err();
+            comm.register::<u8>(&own, WindowFlags::NONE)?;
+            bed.group.destroy()?;
+            return Ok(comm.destroy()?);
         }
         let comm = rank.communicator(&Requirements::default())?;
+        let kept = comm.alloc_window::<u8>(64, WindowFlags::NONE)?;
         let bed = Bed::new(&rank, &comm, &waiting(Deadline::after_ms(2000)), way == "stored")?;
         bed.whole(2)?;
         if number as usize == SILENT {
@@ -278,12 +288,7 @@ fn process() {
                 return bed.lost(&comm);
             }
             if way == REPLACED {
-                let error = bed.lost(&comm).unwrap_err();
-                assert!(error.to_string().contains("rank 2"), "{error}");
-                drop(bed);
-                comm.destroy()?;
-                let next = bootstrap.grow(&[SILENT as u32], PATIENCE).map_err(CommError::from)?;
-                return again(&rank, next);
+                return move_on(bed, &comm, kept.memory(), &bootstrap);
             }
             bed.without()?;
         }
@@ -300,18 +305,94 @@ fn process() {
     }
 }
 
-/// Runs pairs of a job in which a new process has the place of the lost rank, and says how long the communicator and
-/// the group took to make, in microseconds.
-fn again(rank: &Rank, job: Arc<dyn Bootstrap>) -> Result<(), EpError> {
-    let begun = Instant::now();
-    let comm = Communicator::new(job, rank.device().clone(), rank.comm_config().clone());
+/// Makes the group of a job in which a new process has the place of the lost rank.
+fn next_group<'a>(rank: &'a Rank, job: &Arc<dyn Bootstrap>) -> Result<(Communicator, Bed<'a>), EpError> {
+    let comm = Communicator::new(job.clone(), rank.device().clone(), rank.comm_config().clone());
     comm.initialise(&Requirements::default())?;
-    let made = begun.elapsed();
     let bed = Bed::new(rank, &comm, &waiting(Deadline::after_ms(2000)), false)?;
-    say(&format!("made {} {}", made.as_micros(), (begun.elapsed() - made).as_micros()));
-    bed.whole(3)?;
-    bed.group.destroy()?;
-    Ok(comm.destroy()?)
+    Ok((comm, bed))
+}
+
+/// The pair before which the ranks move to another group. No pair begins while they agree on it.
+#[derive(Default)]
+struct Move {
+    state: Mutex<Moving>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Moving {
+    begun: u64,
+    agrees: bool,
+    at: Option<u64>,
+}
+
+impl Move {
+    /// Begins the next pair, unless the ranks move before it.
+    fn begin(&self) -> bool {
+        let waits = |state: &mut Moving| state.agrees && state.at.is_none();
+        let mut state = self.changed.wait_while(self.state.lock().unwrap(), waits).unwrap();
+        let begins = state.at.is_none_or(|at| state.begun < at);
+        state.begun += u64::from(begins);
+        begins
+    }
+
+    /// Lets the ranks move before the first pair that none of them has begun.
+    fn agree(&self, job: &Arc<dyn Bootstrap>) -> Result<(), EpError> {
+        let begun = {
+            let mut state = self.state.lock().unwrap();
+            state.agrees = true;
+            state.begun
+        };
+        let all = job.all_gather(&begun.to_le_bytes()).map_err(CommError::from)?;
+        self.at(all.iter().map(|begun| u64::from_le_bytes(begun[..].try_into().unwrap())).max().unwrap());
+        Ok(())
+    }
+
+    fn at(&self, at: u64) {
+        self.state.lock().unwrap().at = Some(at);
+        self.changed.notify_all();
+    }
+}
+
+/// Runs pairs without the killed rank while, on another thread, the job grows and the next group is made. Then moves
+/// there with the other ranks.
+fn move_on(bed: Bed<'_>, comm: &Communicator, kept: &MemorySlice, job: &Arc<dyn Bootstrap>) -> Result<(), EpError> {
+    let (rank, moves) = (bed.rank, &Move::default());
+    let next = std::thread::scope(|scope| {
+        let growing = scope.spawn(|| {
+            let grow = || {
+                let next = job.grow(&[SILENT as u32], PATIENCE).map_err(CommError::from)?;
+                let made = next_group(rank, &next)?;
+                moves.agree(&next)?;
+                Ok::<_, EpError>(made)
+            };
+            // After an error the pairs end, too.
+            grow().inspect_err(|_| moves.at(0))
+        });
+        bed.without()?;
+        say("serves");
+        let mut served = 0;
+        while moves.begin() {
+            bed.pair(Phase::Dispatch, || Ok(()))?;
+            bed.check(&[SILENT], false)?;
+            comm.check("serve")?;
+            served += 1;
+        }
+        say(&format!("moves {served}"));
+        growing.join().unwrap()
+    });
+    let (other, next) = next?;
+    next.whole(3)?;
+    // The lost rank may still write to it, by the old communicator.
+    let refused = other.register::<u8>(kept, WindowFlags::NONE).map(drop);
+    assert!(matches!(&refused, Err(error) if error.to_string().contains("destroy that first")), "{refused:?}");
+    // All ranks have moved: nobody waits in the old communicator.
+    drop(bed);
+    comm.destroy()?;
+    other.register::<u8>(kept, WindowFlags::NONE)?;
+    next.group.destroy()?;
+    Ok(other.destroy()?)
 }
 
 #[test]
@@ -491,16 +572,18 @@ fn processes_end_with_an_error_if_one_is_killed() {
 }
 
 #[test]
-fn a_new_process_takes_the_place_of_a_killed_one() {
-    for phase in PHASES {
-        let (mut all, id) = job(phase, REPLACED);
+fn a_new_process_takes_the_place_of_a_killed_one_while_the_others_go_on_serving() {
+    for (phase, over) in PHASES.map(|phase| (phase, "")).into_iter().chain([(Phase::Receive, NETWORK)]) {
+        let (mut all, id) = job(phase, &format!("{REPLACED}{over}"));
         all[SILENT].signal(Signal::KILL);
         all[SILENT].child.wait().unwrap();
         go_on(phase, &mut all);
-        all[SILENT] = Process::start(SILENT, phase, NEW, Some(&id));
-        for process in &mut all {
-            println!("communicator and group, in microseconds: {}", process.hear("made").split_off(5));
-        }
+        all[..SILENT].iter_mut().for_each(|process| drop(process.hear("serves")));
+        let begun = Instant::now();
+        all[SILENT] = Process::start(SILENT, phase, &format!("{NEW}{over}"), Some(&id));
+        let served: Vec<_> = all[..SILENT].iter_mut().map(|process| process.hear("moves").split_off(6)).collect();
+        println!("pairs without the killed rank while the job grew: {}, {:?}", served[0], begun.elapsed());
+        assert!(served[0].parse::<u64>().unwrap() > 0 && served[0] == served[1], "{served:?}");
         all.iter_mut().for_each(|process| drop(process.hear("end")));
     }
 }

@@ -122,7 +122,7 @@ impl Rank {
         *, contexts=None, signals=None, counters=None, queue_depth=None, world_barriers=None, rail_barriers=None,
         lsa_barriers=None, max_outstanding_per_peer=None, max_message=None, windows=None, print_lines=None,
         strong_signals=false, va_signals=false, lsa_size=None, routes="automatic", backend=None, nic=None,
-        network="auto", progress="threads"
+        network="auto", progress="threads", survive_losses=false
     ))]
     #[expect(clippy::too_many_arguments, reason = "they have names in Python")]
     fn communicator(
@@ -147,6 +147,7 @@ impl Rank {
         nic: Option<&str>,
         network: &str,
         progress: &str,
+        survive_losses: bool,
     ) -> PyResult<Communicator> {
         let open = self.open()?;
         let mut needs = Requirements::default().strong_signals(strong_signals).va_signals(va_signals);
@@ -164,7 +165,7 @@ impl Rank {
             }
         };
         let rank = &open.rank;
-        let config = rank.comm_config().clone().routes(routes);
+        let config = rank.comm_config().clone().routes(routes).survive_losses(survive_losses);
         let config = match progress {
             "threads" => config,
             "manual" => config.progress(Arc::new(ManualProgress::default())),

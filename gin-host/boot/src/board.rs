@@ -62,13 +62,17 @@ pub struct Board {
     /// 1 + the rank that posted first; 0 before the first post.
     first: AtomicU32,
     count: AtomicU32,
+    /// Losses of ranks are not posted, and whether there was one.
+    survives: AtomicBool,
+    survived: AtomicBool,
 }
 
 impl Board {
     /// Makes a board for this many ranks.
     pub fn new(ranks: u32) -> Self {
         let slots = (0..ranks).map(|_| Slot::default()).collect();
-        Self { slots, watch: None, first: AtomicU32::new(0), count: AtomicU32::new(0) }
+        let (first, count) = (AtomicU32::new(0), AtomicU32::new(0));
+        Self { slots, watch: None, first, count, survives: AtomicBool::new(false), survived: AtomicBool::new(false) }
     }
 
     /// Makes a board whose posting threads call `watch` after each post that stays. `watch` must neither wait nor post.
@@ -98,6 +102,23 @@ impl Board {
     /// Returns the number of ranks that have posted. It changes with every post that stays.
     pub fn count(&self) -> u32 {
         self.count.load(Ordering::Acquire)
+    }
+
+    /// Keeps the bootstrap from posting losses of ranks here from now on.
+    pub fn survive_losses(&self) {
+        self.survives.store(true, Ordering::Release);
+    }
+
+    /// Returns whether a loss is not posted. If so, notes that there was one.
+    pub(crate) fn survives_loss(&self) -> bool {
+        let survives = self.survives.load(Ordering::Acquire);
+        self.survived.fetch_or(survives, Ordering::Release);
+        survives
+    }
+
+    /// Returns whether all ranks take part: none has posted a fault, and none is known to be lost.
+    pub fn is_whole(&self) -> bool {
+        self.count() == 0 && !self.survived.load(Ordering::Acquire)
     }
 
     /// Returns the first post of all ranks.

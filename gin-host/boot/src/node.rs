@@ -676,7 +676,7 @@ impl NodeState {
         self.gone.push(Gone { rank, cause: cause.clone(), above, given: given.to_vec() });
         if *cause != LossCause::Left {
             for notices in self.notices.values_mut() {
-                if let Some(board) = &notices.board {
+                if let Some(board) = notices.board.as_ref().filter(|board| !board.survives_loss()) {
                     // All ranks receive the loss itself, so this notice is not sent. Earlier posts of this rank are
                     // sent.
                     notices.published |= board.of(node.rank).is_none();

@@ -50,16 +50,16 @@ impl Sharers {
     /// Returns the reason for which memory whose key these processes have cannot be in a window of the processes in
     /// `new`; `None` if it can.
     fn objection(&self, new: &Sharers) -> Option<String> {
-        if self.board.count() == 0 {
-            // The communicator is alive, or has ended in an orderly way. Then its ranks use the memory only as the
-            // program has them use it.
+        if self.board.is_whole() {
+            // The communicator is alive with all its ranks, or has ended in an orderly way. Then its ranks use the
+            // memory only as the program has them use it.
             return None;
         }
         let lost = (0..).zip(&self.processes).filter(|(_, process)| !new.processes.contains(process));
         let mut lost = lost.map(|(rank, process)| (rank, life::has_ended(process))).peekable();
         lost.peek()?;
         if !self.closed.load(Ordering::Acquire) {
-            return Some("a communicator that a fault has ended still has it: destroy that first".to_owned());
+            return Some("a communicator that has a fault or a lost rank still has it: destroy that first".to_owned());
         }
         let (rank, (_, pid)) = lost.find(|(_, (ended, _))| !ended)?;
         let process = pid.map_or(String::new(), |pid| format!(", process {pid}"));
@@ -86,7 +86,7 @@ impl Exposure {
         }
         // Communicators that a fault has ended can be forgotten now: none of their processes may still write and is not
         // in `new`.
-        all.retain(|sharers| sharers.board.count() == 0 || !sharers.closed.load(Ordering::Acquire));
+        all.retain(|sharers| sharers.board.is_whole() || !sharers.closed.load(Ordering::Acquire));
         if !all.iter().any(|sharers| Arc::ptr_eq(sharers, new)) {
             all.push(new.clone());
         }

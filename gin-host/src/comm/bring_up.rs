@@ -51,6 +51,9 @@ impl Communicator {
         }
         let agreed = offers[0].number;
         let channel = self.bootstrap.channel(agreed);
+        if self.config.survive_losses {
+            channel.board().survive_losses();
+        }
         let connected = self.connect(&mut prepared, offers, lsa_size);
         self.exchange::<()>("finish initialising", connected.as_ref())?;
         let over = prepared.network.describe();

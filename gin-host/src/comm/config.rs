@@ -68,6 +68,11 @@ gin_gpu::config! {
         pub seed: u64 = 0,
         /// Time limit of deregistration and destruction to wait for unfinished requests.
         pub drain: Duration = Duration::from_secs(10),
+        /// Goes on if ranks are lost. A kernel's wait for a lost rank then ends at its deadline, and a put to a lost
+        /// rank on this host changes nothing. Collective calls fail, but each remaining rank can destroy its member. A
+        /// request that the network fails still ends the communicator, as most do that concern a lost rank on another
+        /// host. By default the loss of a rank ends all waits.
+        pub survive_losses: bool = false,
         /// Stops a kernel at once when it reports a fault. For debugging.
         pub trap_on_fault: bool = false,
         /// Takes the lines that kernels print with `gin_println!`, on the proxy's thread or in a call of the program.

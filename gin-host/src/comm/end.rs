@@ -16,7 +16,8 @@ impl Communicator {
     /// Ends the communicator and frees its resources.
     ///
     /// The call is collective if the communicator is active: it then waits for unfinished requests first. After an
-    /// abort or a fault, each rank destroys its own member without the others.
+    /// abort or a fault, each rank destroys its own member without the others. The first rank that destroys a
+    /// communicator which [survived](CommConfig::survive_losses) a loss aborts it.
     ///
     /// # Errors
     /// The communicator keeps its state after an error.
@@ -40,6 +41,11 @@ impl Communicator {
             CommState::Active => match live.as_ref().map_or(Ok(()), |live| self.settle(call, live)) {
                 // It has ended meanwhile: the ranks need not agree any more.
                 Err(CommError::Ended { .. }) => self.no_kernels(call)?,
+                // The others end it too. A lost rank may still write to its windows, so it counts as ended by a fault.
+                Err(CommError::Bootstrap(BootstrapError::Lost { .. })) if self.config.survive_losses => {
+                    self.no_kernels(call)?;
+                    self.shared.abort("it went on without a lost rank, and was destroyed");
+                }
                 settled => {
                     settled?;
                     if let Some(Live { windows, sharers, .. }) = live.as_ref() {

@@ -224,12 +224,13 @@ class Rank:
         nic: str | None = None,
         network: str = "auto",
         progress: str = "threads",
+        survive_losses: bool = False,
     ) -> Communicator:
         """Creates a communicator of all ranks. Collective. All ranks pass the same values.
 
         `routes` are automatic or network, back ends auto, proxy and gdaki, networks auto, peer, verbs and fabric.
         `nic` names the NIC that kernels drive with gdaki. With `progress="manual"` no thread of gin carries out requests
-        of kernels: `progress()` and waits of gin do.
+        of kernels: `progress()` and waits of gin do. With `survive_losses` the loss of a rank does not end it.
         """
     def stream(self, stream: Any = None) -> Stream:
         """Makes a stream, or uses one of the program, such as `torch.cuda.current_stream()`."""
