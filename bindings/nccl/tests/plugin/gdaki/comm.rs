@@ -116,7 +116,7 @@ impl Registered {
     }
 }
 
-fn pattern(bytes: u64, seed: u64) -> Vec<u8> {
+pub(crate) fn pattern(bytes: u64, seed: u64) -> Vec<u8> {
     (0..bytes).map(|at| (at.wrapping_mul(31) ^ seed.wrapping_mul(0x9e37) >> 3 ^ seed) as u8).collect()
 }
 

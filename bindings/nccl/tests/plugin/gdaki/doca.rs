@@ -414,8 +414,9 @@ impl Context {
     }
 
     /// `ncclGin::get`.
-    pub(crate) fn get(self, peer: usize, from: Place, to: Place, bytes: u32) {
-        let index = self.post(peer, 1, Extra::default(), |queue, index| queue.read(index, from, to, bytes));
+    pub(crate) fn get(self, peer: usize, from: Place, to: Place, bytes: u32, ring: Ring) {
+        let extra = Extra { ring, ..Extra::default() };
+        let index = self.post(peer, 1, extra, |queue, index| queue.read(index, from, to, bytes));
         word(load(self.address + 72) + 8 * peer as u64).fetch_max(index + 1, Ordering::Relaxed);
     }
 
