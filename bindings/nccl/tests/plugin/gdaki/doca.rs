@@ -244,6 +244,11 @@ impl Queue {
         half(load(self.0 + 72)).store((end as u32 & 0xffff).to_be(), Ordering::Relaxed);
     }
 
+    /// Announces entries that were posted with [`Ring::Not`].
+    pub(crate) fn announce(self, end: u64) {
+        Self::submit([(self, end)], Ring::Whole);
+    }
+
     /// `doca_gpu_dev_verbs_submit_db`, for one queue pair or for two at a time.
     fn submit<const N: usize>(all: [(Self, u64); N], how: Ring) {
         if how == Ring::Not {

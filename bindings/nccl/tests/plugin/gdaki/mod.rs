@@ -259,6 +259,56 @@ fn a_counter_rises_when_the_source_may_change() {
 }
 
 #[test]
+fn a_counter_does_not_rise_before_the_completion_that_it_waits_for() {
+    Job::new(1).run(|own| {
+        let window = own.register(4096, 0);
+        let contexts = own.try_create(&CONFIG).unwrap();
+        let (context, window_places) = (contexts.get(0), window.window);
+        let steps = || (0..50).for_each(|_| assert_eq!(contexts.progress(), 0));
+        for round in 1..10u64 {
+            let extra = Extra { ring: Ring::Not, ..Extra::counter(1) };
+            let last = context.put(0, window_places.remote(0, 0), window_places.local(2048), 64, extra);
+            context.companion(0).announce(2 * round);
+            steps();
+            assert_eq!(context.counter_word(1).load(Ordering::Relaxed), round - 1, "before its put");
+            context.queue(0).announce(round);
+            steps();
+            assert_eq!(context.queue(0).poll(last), Some(Ok(())));
+            assert_eq!(context.counter_word(1).load(Ordering::Relaxed), round);
+        }
+        contexts.destroy();
+        own.deregister(window);
+    });
+}
+
+#[test]
+fn device_communicators_and_windows_come_and_go_in_any_order() {
+    Job::new(2).run(|own| {
+        let early = own.register(4096, 0);
+        own.with_contexts(&CONFIG, |first| {
+            let late = own.register(4096, 0);
+            let second = own.try_create(&GinConfig { counters: 0, ..CONFIG }).unwrap();
+            let peer = 1 - own.rank;
+            for (contexts, window, signal) in [(&second, &early, 1), (first, &late, 2)] {
+                window.fill(2048, 256, signal);
+                let (to, from) = (window.window.remote(peer, 0), window.window.local(2048));
+                contexts.get(1).put(peer, to, from, 256, Extra::signal(signal, 1));
+                let word = contexts.get(1).signal_word(signal);
+                until("the signal", || word.load(Ordering::Acquire) == 1);
+                assert!(window.has(0, 256, signal));
+            }
+            own.meet();
+            own.deregister(late);
+            second.destroy();
+            own.meet();
+            first.get(0).signal(peer, Extra::signal(0, 7));
+            until("the signal", || first.get(0).signal_word(0).load(Ordering::Acquire) == 7);
+        });
+        own.deregister(early);
+    });
+}
+
+#[test]
 fn threads_share_a_queue_pair() {
     const THREADS: u64 = 4;
     const ROUNDS: u64 = 100;
