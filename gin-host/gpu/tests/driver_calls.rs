@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The environment variable with the name of the test that this process runs.
 const CHILD: &str = "GIN_GPU_TEST_STAND_IN";
 
-const TESTS: [(&str, fn()); 8] = [
+const TESTS: [(&str, fn()); 9] = [
     ("a_repeated_launch_on_a_stream_of_gin_makes_one_call", repeated),
     ("a_launch_on_a_stream_of_the_program_asks_for_a_capture_and_records_an_event", foreign),
     ("a_launch_finds_its_context_again_after_other_code_has_made_another_one_current", other_context),
@@ -26,6 +26,7 @@ const TESTS: [(&str, fn()); 8] = [
     ("a_kernel_counts_until_it_has_ended_and_no_longer", counted),
     ("a_stream_that_joins_a_capture_puts_its_kernels_into_the_graph", joined),
     ("while_a_stream_is_captured_memory_and_modules_are_made_and_a_wait_for_it_is_refused", beside),
+    ("memory_of_another_library_is_shared_whole_if_it_is_in_a_file", shared),
     ("a_kernel_of_an_old_architecture_is_no_dependent_one_on_a_new_gpu", older),
 ];
 
@@ -147,6 +148,39 @@ fn announced() {
     drop(other);
     let mut later = device.lane().unwrap();
     assert_eq!(unsafe { later.finish(&[]) }, Ok(last + 1));
+}
+
+fn shared() {
+    // The stand-in's memory, which nothing touches: the first is in a file.
+    const MAPPED: (u64, u64) = (1 << 40, 4 << 20);
+    const PLAIN: (u64, u64) = (2 << 40, 1 << 20);
+    let device = CudaDevice::new(0, &[]).unwrap();
+    // Safety of all: nothing reads or writes the memory.
+    let part = unsafe { device.import_shared(MAPPED.0 + 4096, 8192, None) }.unwrap();
+    assert_eq!((part.address(), part.bytes(), part.offset()), (MAPPED.0 + 4096, 8192, 4096));
+    let whole = part.memory();
+    assert_eq!((whole.address(), whole.bytes(), whole.kind()), (MAPPED.0, MAPPED.1, MemoryKind::Device));
+    let file = whole.file().expect("other processes map it").unwrap();
+    assert_eq!(file.bytes, MAPPED.1, "they map all of it");
+    for (address, bytes, reason) in [
+        (MAPPED.0 + 4096, MAPPED.1, "it is not all in one allocation"),
+        (PLAIN.0, 8, "allocate it by ncclMemAlloc"),
+        (64, 8, "no other process can map it"),
+    ] {
+        let error = unsafe { device.import_shared(address, bytes, None) }.unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+    // Ranks that are threads need no file, and neither does memory that has none.
+    let is_in_file = |address, across| {
+        let keep = Arc::new(7);
+        let part = unsafe { device.import_for_ranks(address, 8, Some(keep.clone()), across) }.unwrap();
+        assert_eq!((part.address(), part.bytes(), Arc::strong_count(&keep)), (address, 8, 2));
+        part.memory().file().is_some()
+    };
+    assert_eq!(
+        [(MAPPED.0, true), (MAPPED.0, false), (PLAIN.0, true)].map(|(at, across)| is_in_file(at, across)),
+        [true, false, false]
+    );
 }
 
 /// A rank of GPU 0.

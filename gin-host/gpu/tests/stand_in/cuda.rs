@@ -7,6 +7,8 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::fs::File;
+use std::os::fd::IntoRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 type Pointer = *mut c_void;
@@ -17,6 +19,15 @@ const INVALID_CONTEXT: c_int = 201;
 const INVALID_HANDLE: c_int = 400;
 const NOT_READY: c_int = 600;
 const CAPTURE_UNSUPPORTED: c_int = 900;
+
+/// Memory of the program, that nothing touches: of `cuMemCreate` with file descriptors, and of `cuMemAlloc`.
+const MAPPED: (u64, u64) = (1 << 40, 4 << 20);
+const PLAIN: (u64, u64) = (2 << 40, 1 << 20);
+
+/// Returns start and length of the memory with this address.
+fn range(at: u64) -> Option<(u64, u64)> {
+    [MAPPED, PLAIN].into_iter().find(|(start, bytes)| (*start..start + bytes).contains(&at))
+}
 
 /// Work in order: how much was put on it, and how much is done.
 #[derive(Default)]
@@ -151,6 +162,28 @@ driver! {
         stream(on).put(false);
         OK
     }
+    // The attributes that are not 0: the kind of memory, and its range.
+    cuPointerGetAttributes(count: c_uint, which: *const c_int, to: *const *mut u64, at: u64) {
+        let Some((start, bytes)) = range(at) else { return INVALID_VALUE };
+        for index in 0..count as usize {
+            let (which, to) = unsafe { (*which.add(index), *to.add(index)) };
+            put(to, match which { 2 => 2, 11 => start, 12 => bytes, _ => 0 });
+        }
+        OK
+    }
+    cuMemGetAddressRange_v2(first: *mut u64, length: *mut u64, at: u64) {
+        let Some((start, bytes)) = range(at) else { return INVALID_VALUE };
+        put(first, start);
+        put(length, bytes)
+    }
+    cuMemRetainAllocationHandle(to: *mut u64, at: u64) {
+        if range(at) == Some(MAPPED) { put(to, 7) } else { INVALID_VALUE }
+    }
+    cuMemRelease(_handle: u64) { OK }
+    cuMemExportToShareableHandle(to: *mut c_int, _handle: u64, _kind: c_int, _flags: u64) {
+        File::open("/dev/null").map_or(INVALID_VALUE, |file| put(to, file.into_raw_fd()))
+    }
+    cuMemGetAccess(to: *mut u64, _location: Pointer, _at: u64) { put(to, 3) }
     cuStreamCreateWithPriority(to: *mut Pointer, _flags: c_uint, _priority: c_int) {
         put(to, boxed(Stream { context: CURRENT.get(), ..Stream::default() }))
     }
