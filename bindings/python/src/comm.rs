@@ -8,7 +8,7 @@ use crate::guard::{Guarded, interruptible};
 use crate::tensor::{Tensor, elements};
 use crate::window::{Part, Window};
 use gin_boot::lock;
-use gin_gpu::{Device, Memory};
+use gin_gpu::{Device, Memory, MemorySlice};
 use gin_host::comm::{CommError, CommState, Requirements, WindowFlags};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -147,6 +147,17 @@ pub(crate) fn memory(device: &Arc<dyn Device>, tensor: Tensor) -> Result<Arc<Mem
     Ok(unsafe { virtual_gpu(device)?.import_kept(address, bytes, keep)? })
 }
 
+/// Makes memory of a tensor for a window. Ranks in other processes map it, if they can.
+fn memory_of_window(comm: &gin_host::comm::Communicator, tensor: Tensor) -> Result<MemorySlice, CommError> {
+    #[cfg(feature = "cuda")]
+    if let Some(gpu) = gin_gpu::cuda::CudaDevice::of(&**comm.gpu()).filter(|_| tensor.bytes > 0) {
+        let (address, bytes, across) = (tensor.address, tensor.bytes, comm.bootstrap().is_across_processes());
+        // Safety: as above.
+        return Ok(unsafe { gpu.import_for_ranks(address, bytes, Some(Arc::new(tensor)), across)? });
+    }
+    Ok(memory(comm.gpu(), tensor)?.whole())
+}
+
 impl Tensor {
     /// Makes memory of a tensor that has elements. The program keeps the tensor.
     pub(crate) fn lent_to(&self, device: &Arc<dyn Device>) -> Result<Arc<Memory>, CommError> {
@@ -235,10 +246,8 @@ impl Communicator {
                 lock(&member.tensors).insert(window.id(), taken);
                 window
             }
-            None => member.wait(py, || {
-                let memory = memory(member.comm.gpu(), taken)?;
-                member.comm.register::<u8>(&memory.whole(), flags(signals))
-            })?,
+            None => member
+                .wait(py, || member.comm.register::<u8>(&memory_of_window(&member.comm, taken)?, flags(signals)))?,
         };
         self.window(window, dtype, shape, name)
     }

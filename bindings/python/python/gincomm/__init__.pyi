@@ -267,6 +267,9 @@ def init(
 def rank() -> Rank:
     """Returns the rank that `gincomm.init`, or the last `Rank.grow`, has made in this process."""
 
+def from_torch(group: Any, device: Any = None) -> Rank:
+    """Returns the rank of gin for a process group of torch.distributed. Collective. A process without a job joins one."""
+
 def unique_id(address: str | None = None) -> str:
     """Makes the id of a job, which this process will join as rank 0."""
 
