@@ -187,7 +187,8 @@ impl NcclComm {
     ///
     /// # Errors
     /// [`NcclError`]. A rank that waited longer than [`joining`](TcpConfig::joining) for the broadcast leaves 1 KiB of
-    /// device memory to NCCL.
+    /// device memory to NCCL. With a blocking communicator, which is NCCL's default, a rank waits inside NCCL for ranks
+    /// that do not call this, as in every first collective.
     pub fn join(&self, device: &Arc<dyn Device>, config: TcpConfig) -> Result<TcpBootstrap, NcclError> {
         let _in_use = lock(&self.in_use);
         self.check_device(device)?;
@@ -213,7 +214,7 @@ impl NcclComm {
     }
 
     /// Returns the memory of a window that NCCL registered (`ncclCommWindowRegister`), for
-    /// [`Communicator::register`](crate::comm::Communicator::register). `bytes`: those that were registered.
+    /// [`Communicator::register`](crate::comm::Communicator::register). `bytes`: the number of registered bytes.
     ///
     /// # Safety
     /// - `window` is a window of this communicator with at least `bytes` bytes on this rank.
@@ -328,8 +329,10 @@ fn open(library: &str) -> Result<Nccl, NcclError> {
     // Safety: writes one integer.
     let asked = unsafe { (nccl.ncclGetVersion)(&raw mut version) };
     if asked != NCCL_SUCCESS || version < OLDEST {
-        // 2.29.7 is 22907; versions before 2.9 have one digit less.
-        let version = format!("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+        // 2.29.7 is 22907, and 2.7.8 is 2708.
+        let major = if version < 10000 { version / 1000 } else { version / 10000 };
+        let minor = if version < 10000 { version / 100 % 10 } else { version / 100 % 100 };
+        let version = format!("{major}.{minor}.{}", version % 100);
         return Err(NcclError::TooOld { library: file(), version });
     }
     Ok(nccl)

@@ -136,6 +136,8 @@ fn versions() -> Result<(), Failed> {
     let old = StandIn::new(22809)?;
     let text = old.comm(0).err().map(|error| error.to_string()).unwrap_or_default();
     ensure(text.contains(" is NCCL 2.28.9; gin needs 2.29 or later"), || text.clone())?;
+    let text = StandIn::new(2708)?.comm(0).err().map(|error| error.to_string()).unwrap_or_default();
+    ensure(text.contains(" is NCCL 2.7.8; "), || text.clone())?;
     ensure(StandIn::new(22900)?.comm(0).is_ok(), || "2.29.0 is refused".to_owned())?;
     // Safety: as above.
     let null = unsafe { NcclComm::with_library(ptr::null_mut(), &StandIn::new(23007)?.path.to_string_lossy()) };

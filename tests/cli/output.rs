@@ -328,7 +328,13 @@ fn info_in_json_is_one_object_with_what_the_text_has() {
     assert!(text.contains(&format!("cuda: none: {reason}")), "{text}");
     assert!(info["rdma"]["devices"].is_array(), "{info}");
     match info["fabric"]["library"]["Ok"].as_str() {
-        Some(library) => assert!(text.contains(&format!("libfabric: {library}")), "{text}"),
+        Some(library) => {
+            assert!(text.contains(&format!("libfabric: {library}")), "{text}");
+            let used = &info["fabric"]["used"]["Ok"];
+            let way = used["gpu_memory"].as_str().unwrap();
+            assert!(text.contains(&format!("memory of GPUs: {way}")), "{text}");
+            assert_eq!(way == "staged", used["staged"].is_string(), "{used}");
+        }
         None => assert!(text.contains(info["fabric"]["library"]["Err"].as_str().unwrap()), "{text}"),
     }
 }

@@ -272,8 +272,27 @@ fn gpus(config: &FabricConfig) -> Result<(), Failed> {
         _ => "memory of the device through host memory (",
     };
     ensure(text.contains(expected), || text.clone())?;
-    let direct = sides[0].network.capabilities().needs_make_visible;
-    ensure(direct == expected.contains("direct"), || format!("{text}, yet made visible: {direct}"))
+    Ok(())
+}
+
+/// The library or the provider of one rank reaches GPUs, that of the other does not.
+fn mixed(config: &FabricConfig) -> Result<(), Failed> {
+    let of = |rank: u32| config.clone().provider(["opx", "opx-gpu"][rank as usize].to_owned()).virtual_gpus(true);
+    let mut sides =
+        [0, 1].map(|rank| Side::new(&of(rank), rank, Staging::Never)).into_iter().collect::<Result<Vec<_>, _>>()?;
+    let hellos = sides.iter_mut().map(Side::hello).collect::<Result<Vec<_>, _>>()?;
+    connect(&mut sides, &hellos, |sides| sides.iter_mut().map(Side::window).collect())?;
+    for round in 0..10 {
+        let (from, to) = (round % 2, 1 - round % 2);
+        let bytes = sides[from].fill(round as u64)?;
+        for transfer in [put(0, 0, BYTES / 2), put(BYTES / 2, BYTES / 2, BYTES / 2), Transfer::Nothing] {
+            let id = sides[from].post(0, transfer, None, to as u32);
+            until(&mut sides, "end", |sides| sides[from].outcome(id) == Some(&Ok(())))?;
+        }
+        ensure(sides[to].read()? == bytes, || format!("round {round}: data is not at rank {to} after a quiet"))?;
+    }
+    let caps = sides.iter().map(|side| side.network.capabilities());
+    ensure(caps.into_iter().all(|caps| !caps.completes_on_arrival()), || "a quiet would not be posted".to_owned())
 }
 
 fn many(config: &FabricConfig) -> Result<(), Failed> {
@@ -588,6 +607,10 @@ fn main() -> ExitCode {
         }
         Ok(library) => {
             let config = config.library(library.to_string_lossy().into_owned()).lost_after(LIMIT);
+            let mix = config.clone();
+            trials.push(Trial::test("mix/a_rank_whose_gpu_is_staged_and_one_whose_is_not_exchange_data", move || {
+                mixed(&mix)
+            }));
             // All its endpoints are in one process.
             for (name, body) in TRIALS.iter().filter(|(name, _)| !name.contains("_is_lost_")) {
                 for provider in PROVIDERS.into_iter().chain(PROVIDERS_FOR_GPUS) {

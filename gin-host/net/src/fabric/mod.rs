@@ -86,6 +86,8 @@ pub struct FabricNetwork {
     fabric: Arc<Fabric>,
     rank: u32,
     ranks: u32,
+    /// The rank has a GPU, and so have its peers.
+    has_gpu: bool,
     /// `None` until signals are registered.
     live: Option<Live>,
     windows: Windows,
@@ -105,6 +107,7 @@ impl FabricNetwork {
             fabric: fabric.clone(),
             rank: endpoint.rank,
             ranks: endpoint.ranks,
+            has_gpu: endpoint.gpu.is_some() || fabric.config.virtual_gpus,
             live: None,
             windows: Windows::new(endpoint.rank),
             events: Vec::new(),
@@ -114,13 +117,12 @@ impl FabricNetwork {
     /// Creates the endpoint of `endpoint.rank` like [`new`](Self::new). Memory of GPUs that the provider does not reach
     /// goes through host memory.
     pub fn staged(fabric: &Arc<Fabric>, endpoint: &Endpoint) -> Staged<Self> {
-        let has_gpu = endpoint.gpu.is_some() || fabric.config.virtual_gpus;
-        let probed = fabric.clone();
-        let staging = match has_gpu {
+        let (network, probed) = (Self::new(fabric, endpoint), fabric.clone());
+        let staging = match network.has_gpu {
             true => Staging::Unless(Arc::new(move |device| probed.reach(device))),
             false => Staging::Never,
         };
-        Staged::new(Self::new(fabric, endpoint), endpoint.rank, staging)
+        Staged::new(network, endpoint.rank, staging)
     }
 
     /// Lets busy connections post.
@@ -155,7 +157,8 @@ impl Network for FabricNetwork {
             max_message: self.fabric.config.max_message.min(self.fabric.offer.max_message).max(8),
             completion_is_arrival: true,
             raises: Raises::Receiver,
-            needs_make_visible: self.fabric.offer.reaches_gpus,
+            // Also if the own memory is staged: the provider of a peer may reach that one's GPU.
+            needs_make_visible: self.has_gpu,
             mailbox: false,
         }
     }

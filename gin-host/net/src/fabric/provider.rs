@@ -295,8 +295,8 @@ impl Fabric {
         let provider = &config.provider;
         let fabric = Arc::new(found.ok_or_else(|| format!("the provider {provider} does not reach it (no FI_HMEM)"))?);
         // Refused if the provider copies by CUDA: such a copy may wait for a kernel that waits for the copy.
-        EndpointHandle::new(&fabric, 1, 1)
-            .map_err(|error| format!("the provider {provider} needs CUDA for it: {error}"))?;
+        let endpoint = EndpointHandle::new(&fabric, 1, 1);
+        endpoint.map_err(|error| format!("the provider {provider} cannot reach it: {error}"))?.end();
         Ok(fabric)
     }
 
@@ -333,7 +333,9 @@ impl Fabric {
         let endpoint = EndpointHandle::new(self, 1, 1).map_err(|error| error.to_string())?;
         // Safety: the region ends before the memory.
         let region = unsafe { endpoint.register_window(&memory.whole()) };
-        region.map(drop).map_err(|error| error.to_string())
+        let reached = region.map(drop).map_err(|error| error.to_string());
+        endpoint.end();
+        reached
     }
 
     /// Returns a factory for the endpoints of all ranks of this process. Memory of GPUs that the provider does not
