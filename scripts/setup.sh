@@ -3,9 +3,11 @@
 #
 # Installs the missing tools for building and testing. If none is missing, it prints nothing.
 #
-# usage: setup.sh [run]
+# usage: setup.sh [run | nccl]
 #
 #   run    only what `make run` needs: host tools, and the kernel compiler if the machine has a GPU
+#   nccl   only what linking kernels with NCCL's device functions needs: NVIDIA's package below target/nccl-device, and
+#          LLVM's programs as a component of rustup's default toolchain
 #
 #   host tools      cargo, a C++ compiler
 #   kernel compiler a rustc that can build `core` for nvptx64-nvidia-cuda (not with FEATURES=--no-default-features)
@@ -36,6 +38,8 @@ WHEELS=(
     nvidia-cuda-nvdisasm==13.5.37
 )
 CMAKE=cmake==3.31.10
+# The version that gin_build's functions for kernels were tested with.
+NCCL=nvidia-nccl-cu13==2.30.7
 # Not below CARGO_TARGET_DIR, because the tools belong to the checkout, wherever its builds are stored.
 TOOLS=target/cuda-tools
 # The first version that marks GPU functions convergent.
@@ -214,6 +218,20 @@ kernel_headers() {
     apt-cache search --names-only '^linux-headers-[0-9].*-common$' | cut -d' ' -f1 | sort -V | tail -n 1
 }
 
+# NCCL's bitcode, headers and library, and LLVM's programs.
+nccl_device() {
+    fetch target/nccl-device "NCCL's device library (about 216 MB)" "$NCCL"
+    local bin
+    for bin in "${RUSTUP_HOME:-$HOME/.rustup}"/toolchains/*/lib/rustlib/*/bin; do
+        [ ! -x "$bin/llvm-link" ] || return 0
+    done
+    if ! offline && command -v rustup >/dev/null && rustup component add llvm-tools </dev/null >&2; then
+        return 0
+    fi
+    say "LLVM's programs are missing; install them (rustup component add llvm-tools), or name the folder of llvm-link," \
+        "opt and llc with GIN_LLVM_BIN"
+}
+
 mkdir -p target
 # Cargo's mark of a target folder: backups skip the folder, and gin-build recognises it by this file.
 [ -e target/CACHEDIR.TAG ] || printf 'Signature: 8a477f597d28d172789f06886806bc55\n' >target/CACHEDIR.TAG
@@ -221,6 +239,10 @@ mkdir -p target
 if command -v flock >/dev/null; then
     exec 9>target/.setup-lock
     flock 9
+fi
+if [ "${1:-}" = nccl ]; then
+    nccl_device
+    exit
 fi
 host_tools
 if [ "${1:-}" = run ]; then

@@ -14,6 +14,7 @@ use crate::arch::Arch;
 use crate::check::{Finding, Rule};
 use crate::command::INLINE_OPTIONS;
 use crate::error::BuildError;
+use crate::ptx::Module;
 use crate::ptxas::{newest_first, python_packages, site_packages};
 use crate::sources;
 use crate::toolchain::{Environment, Toolchain};
@@ -74,7 +75,7 @@ impl Nccl {
         })?;
         sources::replace(&linked, &text)?;
         let mut passes = String::from("-passes=internalize<");
-        for name in exported(ptx).into_iter().chain([VERSION_SYMBOL]) {
+        for name in exported(ptx).into_iter().chain([VERSION_SYMBOL.to_owned()]) {
             passes.push_str(&format!("preserve-gv={name};"));
         }
         passes.pop();
@@ -161,17 +162,17 @@ fn inlinable(text: &str) -> Result<String, &'static str> {
 /// Offset of the table of functions in `ncclCoopAny`, in bytes.
 const COOP_TABLE: u32 = 16;
 
-/// Returns the names that a module exports: its kernels and its public variables.
-fn exported(ptx: &str) -> Vec<&str> {
-    let name = |line: &'_ str| -> Option<(usize, usize)> {
-        let rest = line.strip_prefix(".visible ")?;
-        let end = rest.find(['(', '[', ';', '=']).unwrap_or(rest.len());
-        let word = rest[..end].trim_end();
-        let start = word.rfind(char::is_whitespace)? + 1;
-        let offset = line.len() - rest.len();
-        Some((offset + start, offset + word.len()))
+/// Returns the names that a module exports: its kernels, public functions and public variables.
+fn exported(ptx: &str) -> Vec<String> {
+    let module = Module::parse(ptx);
+    let variables =
+        ptx.lines().filter(|line| line.starts_with(".visible .global") || line.starts_with(".visible .const"));
+    let name = |line: &str| -> Option<String> {
+        Some(line.split(['[', '=', ';']).next()?.split_whitespace().next_back()?.to_owned())
     };
-    ptx.lines().filter_map(|line| name(line).map(|(start, end)| &line[start..end])).collect()
+    let functions = module.functions.into_iter().filter(|function| function.visible && !function.external);
+    let names = module.entries.into_iter().map(|entry| entry.name).chain(functions.map(|function| function.name));
+    names.chain(variables.filter_map(name)).collect()
 }
 
 /// Checks that NCCL's bitcode, which is code for sm_90, serves all architectures.
@@ -323,3 +324,7 @@ fn llvm_major(said: &str) -> Option<u32> {
     let (_, rest) = said.split_once("LLVM version")?;
     rest.trim_start_matches([':', ' ']).split('.').next()?.parse().ok()
 }
+
+#[cfg(test)]
+#[path = "nccl_tests.rs"]
+mod tests;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Runs the kernels of gin-nccl-kernels on communicators of NCCL, one rank for each GPU, and lets them exchange with the
-//! same kernels in CUDA C++: `nccl_ring RUST.cubin [CPP.cubin [RANKS]]`.
+//! Runs the kernels of gin-nccl-kernels on communicators of NCCL, one rank for each GPU, and lets them exchange with
+//! the same kernels in CUDA C++: `nccl_ring RUST.cubin [CPP.cubin [RANKS]]`.
 //!
 //! Ranks are threads. Each case has new communicators and windows, whose signals begin at 0. The kernels compare every
 //! word that arrives. The last line is `PASSED`, or the exit status is 1.

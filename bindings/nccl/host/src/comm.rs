@@ -71,8 +71,8 @@ impl DeviceComm {
     /// Creates a device communicator. All ranks call, with the same requirements.
     ///
     /// # Safety
-    /// - `comm` is an `ncclComm_t` of this library on this GPU. It lives longer than the value, and no other thread uses
-    ///   it meanwhile.
+    /// - `comm` is an `ncclComm_t` of this library on this GPU. It lives longer than the value, and no other thread
+    ///   calls NCCL with it at the same time.
     ///
     /// # Errors
     /// [`NcclError::NoGin`] if NCCL has no network for it, [`NcclError::UnknownGin`], [`NcclError::Call`],

@@ -80,7 +80,7 @@ pub enum NcclError {
     /// The structure of the communicator does not have the tested layout.
     #[error("NCCL's ncclDevComm does not have the layout of version {}: {reason}", crate::version_text(crate::TESTED))]
     Layout {
-        /// What is wrong.
+        /// The wrong field.
         reason: String,
     },
     /// A call of the CUDA driver failed.

@@ -57,8 +57,8 @@ impl Kernel {
     /// Launches the kernel. Sizes of arguments are checked; their types are not, because machine code has none.
     ///
     /// # Safety
-    /// - The arguments are the kernel's parameters: [`DeviceComm`] for `Comm`, [`Window`] for `Window<T>`. They live until
-    ///   the kernel has ended, and the kernel's own conditions hold.
+    /// - The arguments are the kernel's parameters: [`DeviceComm`] for `Comm`, [`Window`] for `Window<T>`. They live
+    ///   until the kernel has ended, and the kernel's own conditions hold.
     ///
     /// # Errors
     /// [`GpuError`] names the parameter or the limit that does not fit; nothing runs then.

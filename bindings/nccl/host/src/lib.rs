@@ -14,7 +14,8 @@
 //! The example `nccl_ring` of this crate runs kernels on all GPUs of a machine, and exchanges with kernels in CUDA C++.
 #![warn(unreachable_pub)]
 
-mod abi;
+#[doc(hidden)]
+pub mod abi;
 mod comm;
 mod error;
 mod kernel;
