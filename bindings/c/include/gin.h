@@ -937,6 +937,17 @@ gin_status_t gin_job_join(const struct gin_config_t *config,
                           uint32_t ranks,
                           struct gin_job_t *job);
 
+// Joins a running job as one of the ranks that its ranks name in `gin_job_grow`; `ranks` is the number after that.
+// Waits for that call and for all ranks. `id` is that of `gin_job_id`, or of the first job as long as its rank 0 is a
+// rank. A process with variables of a launcher joins by `gin_job_from_env` with `GIN_JOIN=1`.
+//
+// The caller owns the handle, and closes it with `gin_job_close`.
+gin_status_t gin_job_join_running(const struct gin_config_t *config,
+                                  const struct gin_unique_id_t *id,
+                                  uint32_t rank,
+                                  uint32_t ranks,
+                                  struct gin_job_t *job);
+
 // Joins the job for which a launcher started this process: `gin launch`, torchrun, Open MPI or Slurm. Waits for all
 // ranks. Without a launcher it is `GIN_ERROR_NO_JOB`.
 //
@@ -1007,6 +1018,27 @@ gin_status_t gin_job_without(struct gin_job_t job,
                              uintptr_t count,
                              uint32_t joining_ms,
                              struct gin_job_t *remaining);
+
+// Makes a job with processes that join as the `count` ranks `joining`: in the place of lost ranks, or as new ranks,
+// whose numbers follow. All other ranks call it with the same numbers, at a point of their choosing, and the new
+// processes `gin_job_join_running`. Waits for all of them, at most `joining_ms` milliseconds. The ranks of this job
+// keep their numbers.
+//
+// This job goes on until it is closed, also after an error. Memory of the program can be registered with communicators
+// of the new job; after a loss, release the old communicator first. Where the ranks are threads of one process, it is
+// `GIN_ERROR_BOOTSTRAP`.
+//
+// The caller owns the handle, and closes it with `gin_job_close`.
+//
+// The caller ensures: `joining` has `count` numbers.
+gin_status_t gin_job_grow(struct gin_job_t job,
+                          const uint32_t *joining,
+                          uintptr_t count,
+                          uint32_t joining_ms,
+                          struct gin_job_t *next);
+
+// Writes the id with which processes can join the job while it runs. Not collective.
+gin_status_t gin_job_id(struct gin_job_t job, struct gin_unique_id_t *id);
 
 // Closes the handle. Communicators of the job stay usable; the rank leaves the job when the last of them is closed
 // too.

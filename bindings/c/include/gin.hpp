@@ -98,6 +98,13 @@ public:
         check(gin_job_join(&config, &id, rank, ranks, &raw));
         return Job(raw);
     }
+    /// Joins a running job, whose ranks call `grow` with this number.
+    static Job join_running(const gin_unique_id_t& id, uint32_t rank, uint32_t ranks,
+                            const gin_config_t& config = default_config()) {
+        gin_job_t raw;
+        check(gin_job_join_running(&config, &id, rank, ranks, &raw));
+        return Job(raw);
+    }
     /// Joins a job over the caller's own all-gather.
     static Job over(uint32_t rank, uint32_t ranks, gin_all_gather_t all_gather, void* user,
                     const gin_config_t& config = default_config()) {
@@ -146,6 +153,18 @@ public:
         gin_job_t raw;
         check(gin_job_without(raw_, lost.data(), lost.size(), joining_ms, &raw));
         return Job(raw);
+    }
+    /// Makes a job with processes that join as these ranks. All other ranks call it with the same numbers.
+    Job grow(const std::vector<uint32_t>& joining, uint32_t joining_ms) const {
+        gin_job_t raw;
+        check(gin_job_grow(raw_, joining.data(), joining.size(), joining_ms, &raw));
+        return Job(raw);
+    }
+    /// Returns the id with which processes can join this job while it runs.
+    gin_unique_id_t id() const {
+        gin_unique_id_t id;
+        check(gin_job_id(raw_, &id));
+        return id;
     }
 
 private:

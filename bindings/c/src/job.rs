@@ -35,6 +35,14 @@ pub(crate) struct Job {
     pub(crate) nics: Option<Arc<Nics>>,
 }
 
+impl Job {
+    /// Makes the handle of this rank in the job that follows.
+    fn next(&self, bootstrap: Arc<dyn Bootstrap>) -> Result<gin_job_t, Failure> {
+        let (device, config, nics) = (self.device.clone(), self.config.clone(), self.nics.clone());
+        Ok(gin_job_t { id: table::insert(Arc::new(Self { bootstrap, device, config, nics }))? })
+    }
+}
+
 impl table::Handled for Job {
     const KIND: table::Kind = table::Kind::Job;
 }
@@ -321,11 +329,42 @@ pub unsafe extern "C" fn gin_job_join(
 ) -> gin_status_t {
     call("gin_job_join", || {
         let config = Config::read(config)?.without_soft_nics()?;
-        let (id, job) = (input(id, "id")?, output(job, "job")?);
-        if !id.text.contains(&0) {
-            return Err(Failure::argument("`id` has no end: it was not made by gin_unique_id_create"));
-        }
-        job.write(join(&config, text(id.text.as_ptr(), "id")?, rank, ranks)?);
+        let (id, job) = (id_text(id)?, output(job, "job")?);
+        job.write(join(&config, id, rank, ranks)?);
+        Ok(())
+    })
+}
+
+/// Returns the text of an id.
+fn id_text<'a>(id: *const gin_unique_id_t) -> Result<&'a str, Failure> {
+    let id = input(id, "id")?;
+    if !id.text.contains(&0) {
+        return Err(Failure::argument("`id` has no end: it was not made by gin_unique_id_create or gin_job_id"));
+    }
+    text(id.text.as_ptr(), "id")
+}
+
+/// Joins a running job as one of the ranks that its ranks name in `gin_job_grow`; `ranks` is the number after that.
+/// Waits for that call and for all ranks. `id` is that of `gin_job_id`, or of the first job as long as its rank 0 is a
+/// rank. A process with variables of a launcher joins by `gin_job_from_env` with `GIN_JOIN=1`.
+///
+/// The caller owns the handle, and closes it with `gin_job_close`.
+///
+/// # Safety
+/// - As the crate's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gin_job_join_running(
+    config: *const gin_config_t,
+    id: *const gin_unique_id_t,
+    rank: u32,
+    ranks: u32,
+    job: *mut gin_job_t,
+) -> gin_status_t {
+    call("gin_job_join_running", || {
+        let config = Config::read(config)?.without_soft_nics()?;
+        let (id, job) = (id_text(id)?, output(job, "job")?);
+        let id: UniqueId = id.parse().map_err(|error| Failure::argument(format!("id: {error}")))?;
+        job.write(config.process(TcpBootstrap::join_running(&id, rank, ranks, config.tcp.clone())?)?);
         Ok(())
     })
 }
@@ -566,9 +605,59 @@ pub unsafe extern "C" fn gin_job_without(
     call("gin_job_without", || {
         let (job, out) = (table::get::<Job>(job.id)?, output(remaining, "remaining")?);
         let lost = inputs(lost, count, "lost")?.to_vec();
-        let bootstrap = job.bootstrap.without(&lost, Duration::from_millis(joining_ms.into()))?;
-        let (device, config, nics) = (job.device.clone(), job.config.clone(), job.nics.clone());
-        out.write(gin_job_t { id: table::insert(Arc::new(Job { bootstrap, device, config, nics }))? });
+        out.write(job.next(job.bootstrap.without(&lost, Duration::from_millis(joining_ms.into()))?)?);
+        Ok(())
+    })
+}
+
+/// Makes a job with processes that join as the `count` ranks `joining`: in the place of lost ranks, or as new ranks,
+/// whose numbers follow. All other ranks call it with the same numbers, at a point of their choosing, and the new
+/// processes `gin_job_join_running`. Waits for all of them, at most `joining_ms` milliseconds. The ranks of this job
+/// keep their numbers.
+///
+/// This job goes on until it is closed, also after an error. Memory of the program can be registered with communicators
+/// of the new job; after a loss, release the old communicator first. Where the ranks are threads of one process, it is
+/// `GIN_ERROR_BOOTSTRAP`.
+///
+/// The caller owns the handle, and closes it with `gin_job_close`.
+///
+/// # Safety
+/// - As the crate's docs say; `joining` has `count` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gin_job_grow(
+    job: gin_job_t,
+    joining: *const u32,
+    count: usize,
+    joining_ms: u32,
+    next: *mut gin_job_t,
+) -> gin_status_t {
+    call("gin_job_grow", || {
+        let (job, out) = (table::get::<Job>(job.id)?, output(next, "next")?);
+        let joining = inputs(joining, count, "joining")?.to_vec();
+        out.write(job.next(job.bootstrap.grow(&joining, Duration::from_millis(joining_ms.into()))?)?);
+        Ok(())
+    })
+}
+
+/// Writes the id with which processes can join the job while it runs. Not collective.
+///
+/// # Safety
+/// - As the crate's docs say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gin_job_id(job: gin_job_t, id: *mut gin_unique_id_t) -> gin_status_t {
+    call("gin_job_id", || {
+        let (job, out) = (table::get::<Job>(job.id)?, output(id, "id")?);
+        let text = "the ranks are threads of one process, which no other process joins";
+        let found = job.bootstrap.id().ok_or_else(|| Failure::new(GIN_ERROR_BOOTSTRAP, text))?;
+        // As many addresses as fit.
+        let texts = (1..=found.addresses().len()).rev().filter_map(|count| {
+            let id = found.with_addresses(&found.addresses()[..count]).ok()?.to_string();
+            (id.len() < GIN_UNIQUE_ID_BYTES).then_some(id)
+        });
+        let name = texts.into_iter().next().ok_or_else(|| Failure::new(GIN_ERROR_MEMORY, "the id is too long"))?;
+        let mut id = gin_unique_id_t { text: [0; GIN_UNIQUE_ID_BYTES] };
+        fill(&mut id.text, &name);
+        out.write(id);
         Ok(())
     })
 }

@@ -111,12 +111,13 @@ unsafe fn join(choice: u64, number: u64, made: *mut gin_job_t) -> gin_status_t {
         }
         let (rank, ranks) =
             if choice % 4 == 1 { (0, 1) } else { ((number >> 8) as u32 % 3, (number >> 16) as u32 % 3) };
-        gin_job_join(&config, &id, rank, ranks, made)
+        let join = if number & 32 == 0 { gin_job_join } else { gin_job_join_running };
+        join(&config, &id, rank, ranks, made)
     }
 }
 
 /// The number of calls that are not of expert parallelism, and of all calls.
-const OTHERS: u8 = 46;
+const OTHERS: u8 = 48;
 const CALLS: u8 = OTHERS + ep_calls::CALLS;
 
 /// Makes one call. Returns its status.
@@ -231,6 +232,11 @@ fn call(handles: &mut Handles, which: u8, choice: u64, number: u64) -> gin_statu
             44 => {
                 assert!(!CStr::from_ptr(gin_status_name(number as u32 % 20)).is_empty());
                 GIN_OK
+            }
+            45 => gin_job_grow(job, [number as u32].as_ptr(), (number >> 40 & 1) as usize, 10, (&raw mut made).cast()),
+            46 => {
+                let mut id = gin_unique_id_t { text: [0; GIN_UNIQUE_ID_BYTES] };
+                gin_job_id(job, if number & 1 == 0 { &mut id } else { null_mut() })
             }
             _ => gin_window_register(comm, null_mut(), number, 0, (&raw mut made).cast()),
         }
