@@ -2,6 +2,7 @@
 //! The role of NCCL's host code: a thread for each rank, and a progress thread for its contexts.
 
 use super::doca::{Context, Window};
+use super::nvidia;
 use crate::common::gpus::{choose, gpus, own_gpus};
 use crate::common::{Pointer, logger, until};
 use gin_gpu::Memory;
@@ -126,11 +127,16 @@ pub(crate) struct Contexts {
     pub(crate) handle: DeviceHandle,
     stride: u64,
     rank: usize,
+    ranks: usize,
 }
 
 impl Contexts {
     pub(crate) fn get(&self, index: u64) -> Context {
-        Context { address: self.handle.handle.addr() as u64 + self.stride * index, rank: self.rank }
+        let first = self.handle.handle.addr() as u64;
+        let job = (first, index, self.ranks);
+        // NCCL's code of today has the newest layout.
+        let code = nvidia::code().filter(|_| self.stride == 88);
+        Context { address: first + self.stride * index, rank: self.rank, job, code }
     }
 
     pub(crate) fn progress(&self) -> c_int {
@@ -193,7 +199,7 @@ impl Rank<'_> {
             return Err(code);
         }
         let stride = if config.backend_version == 1 { 72 } else { 88 };
-        Ok(Contexts { object, handle: unsafe { *handle }, stride, rank: self.rank })
+        Ok(Contexts { object, handle: unsafe { *handle }, stride, rank: self.rank, ranks: self.ranks() })
     }
 
     /// Creates contexts, and runs a function while a progress thread steps the engine.

@@ -2,9 +2,12 @@
 //! The role of NVIDIA's device code, on the CPU. NCCL 2.30.7 compiles that code into kernels. The steps and their order
 //! are the same, for queue pairs that all threads of a GPU share.
 //!
+//! If there is a checkout of NCCL, its own code makes the calls instead (`nvidia`).
+//!
 //! Structures are read at their offsets, not through types of the plugin. Bytes that the device code leaves undefined
 //! hold a pattern.
 
+use super::nvidia::{Call, Code};
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -72,6 +75,8 @@ pub(crate) enum Ring {
 pub(crate) struct Place {
     pub(crate) address: u64,
     pub(crate) key: u32,
+    /// The address of the window; 0 in a table.
+    pub(crate) window: u64,
 }
 
 /// `doca_gpu_dev_verbs_qp`, by its address.
@@ -294,11 +299,11 @@ pub(crate) struct Window(pub(crate) u64);
 
 impl Window {
     pub(crate) fn remote(self, peer: usize, offset: u64) -> Place {
-        Place { address: offset, key: load_half(load(self.0) + 4 * peer as u64) }
+        Place { address: offset, key: load_half(load(self.0) + 4 * peer as u64), window: self.0 }
     }
 
     pub(crate) fn local(self, offset: u64) -> Place {
-        Place { address: offset, key: load_half(self.0 + 8) }
+        Place { address: offset, key: load_half(self.0 + 8), window: self.0 }
     }
 }
 
@@ -307,6 +312,10 @@ impl Window {
 pub(crate) struct Context {
     pub(crate) address: u64,
     pub(crate) rank: usize,
+    /// The address of context 0, the number of this one, and the number of ranks.
+    pub(crate) job: (u64, u64, usize),
+    /// NVIDIA's code, if it makes the calls.
+    pub(crate) code: Option<&'static Code>,
 }
 
 /// The signal of a put.
@@ -343,6 +352,58 @@ impl Extra {
 }
 
 impl Context {
+    /// Returns the context for calls that NVIDIA's code would not make, and whose failures it would not see.
+    pub(crate) fn played(self) -> Self {
+        Self { code: None, ..self }
+    }
+
+    /// Returns the arguments of a call without a window.
+    fn call(self, peer: usize, extra: Extra) -> Call {
+        let (handle, context, ranks) = self.job;
+        let mut call = Call {
+            handle,
+            rank: self.rank as i32,
+            ranks: ranks as i32,
+            context: context as i32,
+            peer: peer as i32,
+            to_window: 0,
+            from_window: 0,
+            to: 0,
+            from: 0,
+            bytes: 0,
+            signal_type: 0,
+            signal: 0,
+            signal_window: 0,
+            signal_offset: 0,
+            amount: 0,
+            has_counter: extra.counter.is_some().into(),
+            counter: extra.counter.unwrap_or_default() as u32,
+            // `ncclGinOptFlagsAggregateRequests`.
+            flags: if extra.ring == Ring::Not { 2 } else { 0 },
+            value: 0,
+        };
+        match extra.signal {
+            Some((Signal::Indexed(index), amount)) => {
+                (call.signal_type, call.signal, call.amount) = (2, index as u32, amount);
+            }
+            Some((Signal::At(window, offset), amount)) => {
+                (call.signal_type, call.signal_window, call.signal_offset, call.amount) = (1, window.0, offset, amount);
+            }
+            None => {}
+        }
+        call
+    }
+
+    /// Returns NVIDIA's code if it can make a call with these options.
+    fn code_for(self, extra: Extra) -> Option<&'static Code> {
+        self.code.filter(|_| extra.ring != Ring::FirstOnly)
+    }
+
+    /// Returns the index of the last entry that one thread has posted.
+    fn last(self, peer: usize) -> u64 {
+        load(self.queue(peer).0) - 1
+    }
+
     pub(crate) fn queue(self, peer: usize) -> Queue {
         Queue(load(self.address) + 296 * peer as u64)
     }
@@ -352,13 +413,14 @@ impl Context {
     }
 
     fn sink(self) -> Place {
-        Place { address: 0, key: load_half(self.address + 64) }
+        Place { address: 0, key: load_half(self.address + 64), window: 0 }
     }
 
     /// The table of counters is at offset 16, of signals at 40.
     fn table_word(self, table: u64, rank: usize, index: u64) -> Place {
         let offset = u64::from(load_half(self.address + table + 20));
-        Place { address: 8 * (index + offset), key: load_half(load(self.address + table + 8) + 4 * rank as u64) }
+        let key = load_half(load(self.address + table + 8) + 4 * rank as u64);
+        Place { address: 8 * (index + offset), key, window: 0 }
     }
 
     pub(crate) fn signal_word(self, index: u64) -> &'static AtomicU64 {
@@ -402,6 +464,18 @@ impl Context {
 
     /// `ncclGin::put`. Returns the index of its last entry.
     pub(crate) fn put(self, peer: usize, to: Place, from: Place, bytes: u32, extra: Extra) -> u64 {
+        if let Some(code) = self.code_for(extra) {
+            let call = Call {
+                to_window: to.window,
+                from_window: from.window,
+                to: to.address,
+                from: from.address,
+                bytes: bytes.into(),
+                ..self.call(peer, extra)
+            };
+            call.run(code.put);
+            return self.last(peer);
+        }
         self.post(peer, 1, extra, |queue, index| match bytes {
             0 => queue.nop(index),
             bytes => queue.write(index, to, from, bytes),
@@ -410,23 +484,48 @@ impl Context {
 
     /// `ncclGin::putValue`.
     pub(crate) fn put_value(self, peer: usize, to: Place, value: &[u8], extra: Extra) -> u64 {
+        if let Some(code) = self.code_for(extra) {
+            let bytes = value.len() as u64;
+            let value = value.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte));
+            Call { to_window: to.window, to: to.address, bytes, value, ..self.call(peer, extra) }.run(code.put_value);
+            return self.last(peer);
+        }
         self.post(peer, 1, extra, |queue, index| queue.write_inline(index, to, value))
     }
 
     /// `ncclGin::signal`.
     pub(crate) fn signal(self, peer: usize, extra: Extra) -> u64 {
+        if let Some(code) = self.code_for(extra) {
+            self.call(peer, extra).run(code.put);
+            return self.last(peer);
+        }
         self.post(peer, 0, extra, |_, _| {})
     }
 
     /// `ncclGin::get`.
     pub(crate) fn get(self, peer: usize, from: Place, to: Place, bytes: u32, ring: Ring) {
         let extra = Extra { ring, ..Extra::default() };
+        if let Some(code) = self.code_for(extra) {
+            let call = Call {
+                to_window: to.window,
+                from_window: from.window,
+                to: to.address,
+                from: from.address,
+                bytes: bytes.into(),
+                ..self.call(peer, extra)
+            };
+            return call.run(code.get);
+        }
         let index = self.post(peer, 1, extra, |queue, index| queue.read(index, from, to, bytes));
         word(load(self.address + 72) + 8 * peer as u64).fetch_max(index + 1, Ordering::Relaxed);
     }
 
-    /// `ncclGin::flushAsync` and `wait`.
+    /// `ncclGin::flushAsync` and `wait`. NVIDIA's code sees no failure.
     pub(crate) fn flush(self, peer: usize) -> Result<(), Failed> {
+        if let Some(code) = self.code {
+            self.call(peer, Extra::default()).run(code.flush);
+            return Ok(());
+        }
         let queue = self.queue(peer);
         let [issued, visible] = [72, 80].map(|at| word(load(self.address + at) + 8 * peer as u64));
         let end = if issued.load(Ordering::Relaxed) > visible.load(Ordering::Relaxed) {

@@ -3,6 +3,7 @@
 
 mod comm;
 mod doca;
+mod nvidia;
 
 use crate::common::{logged, until};
 use comm::{CONFIG, Job, Rank, connect, init, listen, pattern};
@@ -378,8 +379,9 @@ fn refused(what: &str, post: impl Fn(&Rank<'_>, doca::Context, [Window; 2]) + Sy
         let (first, second) = (own.register(4096, 0), own.register(64, 0));
         own.with_contexts(&CONFIG, |contexts| {
             if own.rank == 0 {
-                post(own, contexts.get(0), [first.window, second.window]);
-                assert!(contexts.get(0).flush(1).is_err(), "{what} was carried out");
+                let played = contexts.get(0).played();
+                post(own, played, [first.window, second.window]);
+                assert!(played.flush(1).is_err(), "{what} was carried out");
                 until("the failure is known", || contexts.has_failed());
                 contexts.get(1).signal(1, Extra::signal(0, 1));
                 assert_eq!(contexts.get(1).flush(1), Ok(()));
@@ -463,7 +465,7 @@ fn memory_of_a_window_is_out_of_reach_once_it_is_deregistered() {
             own.deregister(gone);
             own.meet();
             if own.rank == 0 {
-                let context = contexts.get(0);
+                let context = contexts.get(0).played();
                 context.put(1, stale[0], kept.window.local(0), 8, Extra::default());
                 assert!(context.flush(1).is_err());
             }
