@@ -31,13 +31,13 @@ fn gin_new(folder: &Path, arguments: &[&str]) -> Output {
 }
 
 /// Writes the project `name` into the same folder each time, so that a second run compiles less.
-fn new_project(name: &str) -> PathBuf {
+fn new_project(name: &str, options: &[&str]) -> PathBuf {
     let above = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let folder = above.join(name);
     if folder.exists() {
         fs::remove_dir_all(&folder).unwrap();
     }
-    let output = gin_new(above, &[name]);
+    let output = gin_new(above, &[options, &[name]].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     // Uses the versions with which this workspace was tested, which are downloaded already.
     fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.lock"), folder.join("Cargo.lock")).unwrap();
@@ -64,7 +64,7 @@ fn cargo(folder: &Path, command: &str, arguments: &[&str]) -> (bool, String, Str
 
 #[test]
 fn a_new_project_builds_with_its_kernels_runs_and_passes_its_test() {
-    let folder = new_project("first-hour");
+    let folder = new_project("first-hour", &[]);
     let (succeeded, out, err) = cargo(&folder, "run", &[]);
     assert!(succeeded, "{out}{err}");
     assert!(out.starts_with("on ") && out.ends_with("sums: [3000, 1000, 2000]\n"), "{out}");
@@ -78,6 +78,19 @@ fn a_new_project_builds_with_its_kernels_runs_and_passes_its_test() {
     {
         assert!(out.contains(&format!("{test} ... ok")), "{test}: {out}");
     }
+}
+
+#[test]
+fn a_new_project_for_nccl_passes_its_test_or_says_what_to_install() {
+    let folder = new_project("first-nccl", &["--nccl"]);
+    let (succeeded, out, err) = cargo(&folder, "test", &[]);
+    if succeeded {
+        assert!(out.contains("every_seed_adds_the_elements_of_the_left_neighbour ... ok"), "{out}");
+        return;
+    }
+    assert!(err.contains("cannot link NCCL's device functions: found no "), "{out}{err}");
+    let remedies = ["pip install nvidia-nccl-cu13==2.30.7", "rustup component add llvm-tools"];
+    assert!(remedies.iter().any(|remedy| err.contains(remedy)), "{err}");
 }
 
 #[test]
@@ -125,7 +138,7 @@ fn bad_names_used_folders_and_checkouts_that_are_none_are_refused_with_the_reaso
 
 #[test]
 fn kernels_with_large_frames_run_without_optimisation_and_one_that_overflows_its_stack_is_named() {
-    let folder = new_project("plain-profile");
+    let folder = new_project("plain-profile", &[]);
     let here = |text: &str| text.replace("my_kernels", "plain_profile_kernels");
     for (path, text) in [
         ("kernels/src/lib.rs", include_str!("plain_profile/kernels.rs")),
@@ -145,7 +158,7 @@ fn kernels_with_large_frames_run_without_optimisation_and_one_that_overflows_its
 
 #[test]
 fn the_kernels_in_the_docs_and_in_the_readme_become_ptx_that_keeps_the_rules() {
-    let folder = new_project("documented-kernels").join("kernels");
+    let folder = new_project("documented-kernels", &[]).join("kernels");
     let (_, below) = include_str!("../README.md").split_once("## A kernel").unwrap();
     let (_, code) = below.split_once("```rust\n").unwrap();
     fs::write(folder.join("src/readme.rs"), code.split_once("```").unwrap().0).unwrap();

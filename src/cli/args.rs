@@ -82,6 +82,9 @@ pub(crate) struct NewArgs {
     /// The git repository of gin that the project depends on, instead of a checkout.
     #[arg(long, value_name = "URL")]
     pub git: Option<String>,
+    /// Write a project whose kernels call NCCL's own device functions, on communicators of NCCL.
+    #[arg(long)]
+    pub nccl: bool,
 }
 
 #[derive(Args, Debug)]

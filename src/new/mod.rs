@@ -7,20 +7,30 @@ use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
-/// The files of the project `my-program`, by path.
+/// The files of the project `my-program`, by path, from a folder here.
 macro_rules! template {
-    ($($path:literal),*) => { [$(($path, include_str!(concat!("template/", $path)))),*] };
+    ($folder:literal: $($path:literal),*) => { [$(($path, include_str!(concat!($folder, "/", $path)))),*] };
 }
 
 /// Cargo would leave a folder with a `Cargo.toml` out of the package, so manifests have the ending `.in` here.
 const TEMPLATE: [(&str, &str); 7] = template![
-    "Cargo.toml.in",
+    "template": "Cargo.toml.in",
     "build.rs",
     "src/main.rs",
     "kernels/Cargo.toml.in",
     "kernels/src/lib.rs",
     ".github/workflows/ci.yml",
     ".gitignore"
+];
+
+/// The project whose kernels call NCCL's device functions.
+const NCCL: [(&str, &str); 6] = template![
+    "nccl": "Cargo.toml.in",
+    "build.rs",
+    "src/main.rs",
+    "kernels/Cargo.toml.in",
+    "kernels/src/lib.rs",
+    "../template/.gitignore"
 ];
 
 /// The version of gin's crates in a project of a command from crates.io.
@@ -54,17 +64,23 @@ pub(crate) fn run(arguments: &NewArgs, out: &mut impl Write) -> Result<End, Fail
     if !is_empty {
         return Err(Refused(format!("the folder {shown} is not empty: choose another one")).into());
     }
-    for (path, text) in TEMPLATE {
-        let path = folder.join(path.trim_end_matches(".in"));
+    let files: &[(&str, &str)] = if arguments.nccl { &NCCL } else { &TEMPLATE };
+    for (path, text) in files {
+        let path = folder.join(path.trim_start_matches("../template/").trim_end_matches(".in"));
         let failed = |error| format!("cannot write {}: {error}", path.display());
         fs::create_dir_all(path.parent().unwrap_or(folder)).map_err(failed)?;
         fs::write(&path, source.rendered(text, name)).map_err(failed)?;
     }
     writeln!(out, "created {shown}, which depends on gin by {}", source.text())?;
     writeln!(out, "  cd {shown}")?;
-    writeln!(out, "  cargo run     # on the GPUs of the machine, or on virtual GPUs")?;
-    writeln!(out, "  cargo test")?;
-    if let Source::Path(_) = source {
+    if arguments.nccl {
+        writeln!(out, "  cargo run     # on the GPUs of the machine, over NCCL; without a NIC see docs/nccl.md")?;
+        writeln!(out, "  cargo test    # on virtual GPUs, through gin")?;
+    } else {
+        writeln!(out, "  cargo run     # on the GPUs of the machine, or on virtual GPUs")?;
+        writeln!(out, "  cargo test")?;
+    }
+    if let (Source::Path(_), false) = (&source, arguments.nccl) {
         writeln!(out, "On another machine that path does not exist: for the workflow, create it with --git URL.")?;
     }
     Ok(End::Right)
@@ -85,6 +101,10 @@ fn check_name(name: &str) -> Result<(), Refused> {
     Ok(())
 }
 
+/// The crates of gin that projects depend on.
+const PLACES: [&str; 5] =
+    ["/gin-device", "/gin-device/build", "/gin-host", "/bindings/nccl/device", "/bindings/nccl/host"];
+
 /// The source of gin's crates.
 #[derive(Debug)]
 enum Source {
@@ -103,6 +123,9 @@ impl Source {
         }
         let (folder, advice) = match &arguments.path {
             Some(path) => (path.as_path(), "--path takes the folder of a checkout of gin"),
+            None if cfg!(packaged) && arguments.nccl => {
+                return Err(Refused("the crates for NCCL are not on crates.io: give --path or --git".to_owned()));
+            }
             None if cfg!(packaged) => return Ok(Self::Registry),
             None => (Path::new(env!("CARGO_MANIFEST_DIR")), "this command was built from it: give --path or --git"),
         };
@@ -127,7 +150,7 @@ impl Source {
     /// Returns a file of the template with the project's name and the source of gin's crates.
     fn rendered(&self, text: &str, name: &str) -> String {
         let text = text.replace("my-program", name).replace("my_program", &name.replace('-', "_"));
-        ["/gin-device", "/gin-device/build", "/gin-host"].iter().fold(text, |text, place| {
+        PLACES.iter().fold(text, |text, place| {
             // Strings of TOML and of Rust agree on printable text.
             let source = match self {
                 Self::Path(path) => format!("path = {:?}", format!("{path}{place}")),
@@ -161,6 +184,12 @@ mod tests {
     fn no_file_keeps_a_name_or_a_path_of_the_template() {
         let git = Source::Git("https://example.org/gin".to_owned());
         for source in [Source::Path("/a \"b\"/gin".to_owned()), git, Source::Registry] {
+            for (path, text) in NCCL {
+                let text = source.rendered(text, "first-hour");
+                for left in ["my-program", "my_program", "path/to/gin"] {
+                    assert!(!text.contains(left), "{left} in {path}: {text}");
+                }
+            }
             let files = TEMPLATE.map(|(_, text)| source.rendered(text, "first-hour")).join("\n");
             for left in ["my-program", "my_program", "path/to/gin"] {
                 assert!(!files.contains(left), "{left} in {files}");

@@ -22,6 +22,10 @@ mod kernel;
 mod library;
 mod window;
 
+pub use gin_device::Deadline;
+/// GPUs, their streams and launches.
+pub use gin_gpu as gpu;
+
 pub use comm::{DeviceComm, Requirements};
 pub use error::NcclError;
 pub use kernel::Kernel;
