@@ -29,12 +29,13 @@ struct Row {
     gather_ms: f64,
     gather_bytes_rank_0: u64,
     gather_bytes_max: u64,
+    door_ms: f64,
 }
 
 impl Row {
     fn new(ranks: u32, measured: &Simulated) -> Self {
         let ms = |time: Duration| (time.as_secs_f64() * 1e5).round() / 100.0;
-        let Simulated { join, barrier, gather, .. } = measured;
+        let Simulated { join, barrier, gather, door, .. } = measured;
         let Step { rank_0: barrier_bytes_rank_0, max: barrier_bytes_max, .. } = *barrier;
         let Step { rank_0: gather_bytes_rank_0, max: gather_bytes_max, .. } = *gather;
         Self {
@@ -48,6 +49,7 @@ impl Row {
             gather_ms: ms(gather.time),
             gather_bytes_rank_0,
             gather_bytes_max,
+            door_ms: ms(*door),
         }
     }
 }
@@ -69,7 +71,7 @@ pub fn run(max_ranks: u32, json: bool, out: &mut impl Write) -> Result<(), Failu
         )?;
         writeln!(
             out,
-            "{:>6} {:>10} {:>10} {:>10} | {:>10} {:>10} {:>10} | {:>10} {:>10} {:>10}",
+            "{:>6} {:>10} {:>10} {:>10} | {:>10} {:>10} {:>10} | {:>10} {:>10} {:>10} | {:>10}",
             "ranks",
             "join ms",
             "rank 0 B",
@@ -79,7 +81,8 @@ pub fn run(max_ranks: u32, json: bool, out: &mut impl Write) -> Result<(), Failu
             "max B",
             "gather ms",
             "rank 0 B",
-            "max B"
+            "max B",
+            "door ms"
         )?;
     }
     for ranks in RANKS.into_iter().filter(|&ranks| ranks <= max_ranks) {
@@ -90,7 +93,7 @@ pub fn run(max_ranks: u32, json: bool, out: &mut impl Write) -> Result<(), Failu
         }
         writeln!(
             out,
-            "{:>6} {:>10.2} {:>10} {:>10} | {:>10.2} {:>10} {:>10} | {:>10.2} {:>10} {:>10}",
+            "{:>6} {:>10.2} {:>10} {:>10} | {:>10.2} {:>10} {:>10} | {:>10.2} {:>10} {:>10} | {:>10.2}",
             row.ranks,
             row.join_ms,
             row.join_bytes_rank_0,
@@ -101,6 +104,7 @@ pub fn run(max_ranks: u32, json: bool, out: &mut impl Write) -> Result<(), Failu
             row.gather_ms,
             row.gather_bytes_rank_0,
             row.gather_bytes_max,
+            row.door_ms,
         )?;
     }
     Ok(())

@@ -340,7 +340,7 @@ fn simulated_jobs_report_the_cost_of_the_bootstrap_as_ranks_increase() {
     let ranks: Vec<u64> = rows.iter().filter_map(|row| row["ranks"].as_u64()).collect();
     assert_eq!(ranks, [2, 16]);
     for row in rows {
-        for figure in ["join_ms", "barrier_ms", "gather_ms", "join_bytes_rank_0", "gather_bytes_max"] {
+        for figure in ["join_ms", "barrier_ms", "gather_ms", "door_ms", "join_bytes_rank_0", "gather_bytes_max"] {
             assert!(row[figure].as_f64().is_some_and(|figure| figure > 0.0), "{row}");
         }
     }

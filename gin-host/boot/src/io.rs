@@ -130,7 +130,7 @@ pub(super) async fn limited<T>(
 }
 
 /// Returns what usually makes this system refuse to connect, with the remedy, for the end of an error.
-fn cause_of(error: &LinkError, address: SocketAddr) -> &'static str {
+pub(super) fn cause_of(error: &LinkError, address: SocketAddr) -> &'static str {
     let LinkError::Io(error) = error else { return "" };
     match Errno::from_io_error(error) {
         Some(Errno::NETUNREACH | Errno::ADDRNOTAVAIL) if address.ip().is_loopback() => {
@@ -438,7 +438,7 @@ where
             Ok((stream, _)) => stream,
             Err(error) => {
                 // For example too many descriptors are open. Others may be closed meanwhile.
-                tracing::warn!(rank, %error, "cannot accept a connection");
+                tracing::warn!(rank, "cannot accept a connection: {error}{}", usual_cause(&error));
                 sleep(PAUSES.1).await;
                 continue;
             }

@@ -7,7 +7,7 @@ use crate::address::listen;
 use crate::door::{Call, Roll, longest_pause};
 use crate::error::{CHECK, refused, system};
 use crate::id::{self, MAX_ADDRESSES, Root, Secret};
-use crate::io::Start;
+use crate::io::{Start, cause_of};
 use crate::link::{Link, LinkError, Traffic, connect};
 use crate::message::{Answer, Hello, Knock, VERSION};
 use crate::tcp::{Origin, check, runtime};
@@ -253,13 +253,13 @@ fn apart<T: Send + 'static>(
 }
 
 /// A place in the next job.
-struct Place {
+pub(super) struct Place {
     secret: Secret,
     start: Start,
 }
 
 /// A process that knocks until it has a place.
-struct Visit {
+pub(super) struct Visit {
     knock: Knock,
     secret: Secret,
     /// Addresses of doors, of which it tries one after another.
@@ -288,13 +288,19 @@ enum Knocked {
 }
 
 impl Visit {
-    fn new(knock: Knock, secret: Secret, addresses: Vec<SocketAddr>, first: Option<u32>, config: TcpConfig) -> Self {
+    pub(super) fn new(
+        knock: Knock,
+        secret: Secret,
+        addresses: Vec<SocketAddr>,
+        first: Option<u32>,
+        config: TcpConfig,
+    ) -> Self {
         let (begun, listener) = (Instant::now(), None);
         Self { knock, secret, addresses, first, config, begun, listener, pending: None, is_running: false }
     }
 
     /// Knocks until there is a place, an error that does not pass, or the end of the time.
-    async fn enter(mut self) -> Result<Place, BootstrapError> {
+    pub(super) async fn enter(mut self) -> Result<Place, BootstrapError> {
         let all = self.addresses.clone();
         let (mut pause, mut reported) = (PAUSE, self.begun);
         loop {
@@ -317,7 +323,7 @@ impl Visit {
                     }
                     Knocked::Failed(error) => {
                         keys += usize::from(matches!(error, LinkError::Key));
-                        failed.push(format!("at {address}: {error}"));
+                        failed.push(format!("at {address}: {error}{}", cause_of(&error, address)));
                         is_running = is_running.or(Some(false));
                     }
                     Knocked::Late => failed.push(format!("at {address}: no answer within the time to join")),

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Runs many ranks as tasks of one thread, to measure how the cost of the bootstrap grows with their number.
 
+use crate::address::listen;
 use crate::beat::Beats;
 use crate::collective::Gathered;
-use crate::door::DOORS;
+use crate::door::{Call, DOORS, Door, Roll};
 use crate::error::{CHECK, system};
 use crate::io::{Start, run};
-use crate::message::CollectiveId;
+use crate::message::{CollectiveId, Knock};
 use crate::node::JOINING;
 use crate::node::Node;
+use crate::regroup::Visit;
 use crate::tcp::{check, check_length, describe, runtime};
-use crate::{BootstrapError, JOB, Rendezvous, TcpConfig, id};
+use crate::{BootstrapError, JOB, Rendezvous, TcpConfig, UniqueId, id};
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -42,6 +45,9 @@ pub struct Simulated {
     pub barrier: Step,
     /// A collective to which each rank gives `bytes` bytes.
     pub gather: Step,
+    /// The time in which processes that join a running job of one rank, as all other ranks, get their places at its
+    /// door.
+    pub door: Duration,
 }
 
 struct Job {
@@ -115,6 +121,7 @@ async fn job(ranks: u32, barriers: u32, bytes: usize) -> Result<Simulated, Boots
     let config = TcpConfig::default().address(Some(Ipv4Addr::LOCALHOST.into())).silence(hour);
     let rendezvous = Rendezvous::new(config.clone())?;
     let (id, mut listener) = (rendezvous.id().clone(), Some(rendezvous.listener));
+    let door = visits(ranks).await?;
     let mut job = Job { nodes: Vec::new(), before: vec![0; ranks as usize] };
     let mut tasks = JoinSet::new();
     let beats = Beats::here();
@@ -149,7 +156,40 @@ async fn job(ranks: u32, barriers: u32, bytes: usize) -> Result<Simulated, Boots
         node.posted.notify_one();
     }
     while tasks.join_next().await.is_some() {}
-    Ok(Simulated { join, barrier, gather })
+    Ok(Simulated { join, barrier, gather, door })
+}
+
+/// Has processes knock at the door of rank 0, for all other ranks of the next job. Returns the time until all have a
+/// place.
+async fn visits(ranks: u32) -> Result<Duration, BootstrapError> {
+    let listener = listen((Ipv4Addr::LOCALHOST, 0).into())?;
+    let address = listener.local_addr().map_err(system("listen"))?;
+    let root = UniqueId::random(vec![address]).map_err(system("make a secret"))?.root;
+    let door = Arc::new(Door::new(root.clone(), Vec::new()));
+    let _calling = door.call(Call::Here(Roll {
+        plan: [0; 32],
+        ranks,
+        joining: (1..ranks).collect(),
+        own: 0,
+        secret: root.secret(),
+        rank_0: Some(address),
+        knocked: BTreeMap::new(),
+        whole: ranks == 1,
+    }));
+    let mut all = JoinSet::new();
+    let serving = tokio::spawn(door.clone().serve(listener, 0));
+    let begun = Instant::now();
+    for rank in 1..ranks {
+        let instance = id::random().map_err(system("make random numbers"))?;
+        let knock = Knock { rank, ranks, instance, plan: None, listens: None };
+        let config = TcpConfig::default();
+        all.spawn(Visit::new(knock, root.secret(), vec![address], None, config).enter());
+    }
+    while let Some(entered) = all.join_next().await {
+        entered.map_err(system("knock"))??;
+    }
+    serving.abort();
+    Ok(begun.elapsed())
 }
 
 #[cfg(test)]
