@@ -74,7 +74,10 @@ pub fn meets(gpus: &[usize], devices: Devices) -> Outcome {
     let nccl = open()?;
     let mut comms = vec![0usize; gpus.len()];
     let list: Vec<c_int> = gpus.iter().map(|gpu| *gpu as c_int).collect();
-    nccl.call("ncclCommInitAll", [comms.as_mut_ptr().addr(), list.len(), list.as_ptr().addr()])?;
+    nccl.call(
+        "ncclCommInitAll",
+        [comms.as_mut_ptr().expose_provenance(), list.len(), list.as_ptr().expose_provenance()],
+    )?;
     let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
         let (nccl, devices, comms) = (&nccl, &devices, &comms);
         let ranks: Vec<_> =
@@ -93,8 +96,8 @@ fn rank_of(nccl: &Nccl, devices: &Devices, gpus: &[usize], rank: usize, raw: usi
     let config = TcpConfig::default().address(Some([127, 0, 0, 1].into())).joining(PATIENCE);
     let job = comm.join(&device, config.collective_timeout(Some(PATIENCE))).map_err(text)?;
     let (mut memory, mut window) = (0usize, 0usize);
-    nccl.call("ncclMemAlloc", [(&raw mut memory).addr(), BYTES as usize])?;
-    nccl.call("ncclCommWindowRegister", [raw, memory, BYTES as usize, (&raw mut window).addr(), 0])?;
+    nccl.call("ncclMemAlloc", [(&raw mut memory).expose_provenance(), BYTES as usize])?;
+    nccl.call("ncclCommWindowRegister", [raw, memory, BYTES as usize, (&raw mut window).expose_provenance(), 0])?;
     let mut world = WorldConfig::threads(gpus.len() as u32);
     world.devices = Some(devices.clone());
     let ran = join(world, Arc::new(job), |rank| on_rank(nccl, &rank, &comm, (raw, window)));
@@ -113,7 +116,7 @@ fn on_rank(nccl: &Nccl, rank: &Rank, comm: &NcclComm, (raw, window): (usize, usi
     let register = |part| gin.register::<u64>(&part, WindowFlags::NONE).map_err(text);
     let (data, source) = (register(part(first, first + DATA)?)?, register(part(first + DATA, end)?)?);
     let stream = rank.stream().map_err(text)?;
-    let queue = CudaStream::of(&*stream).ok_or("the stream is not a GPU's")?.raw().addr();
+    let queue = CudaStream::of(&*stream).ok_or("the stream is not a GPU's")?.raw().expose_provenance();
     let kernel = rank.kernel("hardware_pass").map_err(text)?;
     let handle = gin.device().map_err(text)?;
     let (me, ranks) = (rank.rank(), rank.ranks());
