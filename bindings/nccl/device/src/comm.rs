@@ -22,6 +22,16 @@ const _: u32 = LAYOUT_VERSION;
 pub struct Comm(CommHandle);
 
 impl Comm {
+    /// Wraps a handle that the host made.
+    ///
+    /// # Safety
+    /// - `gin-nccl-host` made the handle, for this rank. Its communicator lives as long as the value is used.
+    #[inline(always)]
+    #[must_use]
+    pub const unsafe fn from_handle(handle: CommHandle) -> Self {
+        Self(handle)
+    }
+
     #[inline(always)]
     pub(crate) fn handle(&self) -> &CommHandle {
         &self.0

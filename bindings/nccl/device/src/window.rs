@@ -40,6 +40,17 @@ impl<T: Pod> Window<T> {
         size_of::<T>() as u64
     };
 
+    /// Wraps a handle that the host made.
+    ///
+    /// # Safety
+    /// - `gin-nccl-host` made the handle, for this rank and for elements of type `T`. The window stays registered as
+    ///   long as the value is used.
+    #[inline(always)]
+    #[must_use]
+    pub const unsafe fn from_handle(handle: WindowHandle) -> Self {
+        Self { handle, element: PhantomData }
+    }
+
     /// Returns the number of elements of each rank's part.
     #[inline(always)]
     #[must_use]

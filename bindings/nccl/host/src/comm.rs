@@ -87,9 +87,12 @@ impl DeviceComm {
         // Safety: the caller's promise.
         let backend = unsafe { backend_of(library, comm)? };
         let requirements = requirements(required);
-        let mut dev_comm: DevComm = [0; size_of::<DevComm>() / 8];
-        // Safety: the caller's promise. NCCL writes as many bytes as the version in the requirements has.
-        let result = unsafe { (library.functions.dev_comm_create)(comm, &raw const requirements, &raw mut dev_comm) };
+        // NCCL writes as many bytes as the version in the requirements has. The second element is room for a library
+        // that has another opinion; the check of the layout finds it.
+        let mut space: [DevComm; 2] = [[0; size_of::<DevComm>() / 8]; 2];
+        // Safety: the caller's promise.
+        let result = unsafe { (library.functions.dev_comm_create)(comm, &raw const requirements, space.as_mut_ptr()) };
+        let dev_comm = space[0];
         library.check("ncclDevCommCreate", comm, result)?;
         match Self::with(library, device, comm, dev_comm, backend, required) {
             Ok(created) => Ok(created),
