@@ -31,6 +31,7 @@ extern "C" __global__ void cpp_ring(ncclDevComm comm, ncclWindow_t receive, nccl
         gin.signal(world, left, ncclGin_StrongSignalAdd{1, 1}, block, ncclGin_None(), cuda::thread_scope_thread,
                    cuda::thread_scope_system);
     }
+    gin.waitSignal(block, 1, rounds);
 }
 
 extern "C" __global__ void cpp_all_to_all(ncclDevComm comm, ncclWindow_t window, uint64_t* words, uint64_t rounds,

@@ -12,6 +12,9 @@ pub const CONNECTION_FULL: i32 = 1;
 /// `NCCL_WIN_COLL_SYMMETRIC`.
 pub const WINDOW_SYMMETRIC: i32 = 1;
 
+/// `NCCL_WIN_REQUIRED_ALIGNMENT`, in bytes.
+pub const ALIGNMENT: u64 = 4096;
+
 /// `ncclDevCommRequirements`.
 #[repr(C)]
 #[derive(Debug)]

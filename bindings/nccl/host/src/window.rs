@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Windows.
 
-use crate::abi::WINDOW_SYMMETRIC;
+use crate::abi::{ALIGNMENT, WINDOW_SYMMETRIC};
 use crate::library::enter;
 use crate::{DeviceComm, NcclError};
 use bytemuck::Pod;
@@ -26,14 +26,14 @@ impl<'a> Window<'a> {
     pub fn new(comm: &'a DeviceComm, bytes: u64) -> Result<Self, NcclError> {
         enter(comm.device())?;
         let (library, functions) = (comm.library(), &comm.library().functions);
+        let whole = bytes.max(1).next_multiple_of(ALIGNMENT) as usize;
         let mut memory = std::ptr::null_mut();
         // Safety: it writes one pointer.
-        library.check("ncclMemAlloc", comm.comm(), unsafe { (functions.allocate)(&raw mut memory, bytes as usize) })?;
+        library.check("ncclMemAlloc", comm.comm(), unsafe { (functions.allocate)(&raw mut memory, whole) })?;
         let mut window = Self { comm, memory, window: std::ptr::null_mut(), bytes };
         // Safety: the memory was allocated above, and the communicator is alive.
-        let result = unsafe {
-            (functions.register)(comm.comm(), memory, bytes as usize, &raw mut window.window, WINDOW_SYMMETRIC)
-        };
+        let result =
+            unsafe { (functions.register)(comm.comm(), memory, whole, &raw mut window.window, WINDOW_SYMMETRIC) };
         library.check("ncclCommWindowRegister", comm.comm(), result)?;
         Ok(window)
     }

@@ -27,7 +27,7 @@ fn word(from: u32, round: u64, index: usize) -> u64 {
 ///
 /// In each round a rank fills `send`, puts it into `receive` of its right neighbour with a signal, waits for the left
 /// neighbour's words, compares them, and returns a credit to the left neighbour. A wrong word is reported with its
-/// index as the code.
+/// index as the code. When the kernel ends on a rank, no request to that rank is in flight.
 ///
 /// # Safety
 /// - One block, launched once on every rank of a communicator with two signals and a counter, all 0.
@@ -64,6 +64,9 @@ pub unsafe fn ring(comm: Comm, receive: Window<u64>, send: Window<u64>, len: usi
             return comm.report(fault);
         }
         round += 1;
+    }
+    if let Err(fault) = gin.wait_signal(&Block, CREDIT, rounds, deadline) {
+        comm.report(fault);
     }
 }
 
