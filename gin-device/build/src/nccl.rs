@@ -116,8 +116,8 @@ fn shims_with_version() -> String {
 ///
 /// NCCL's functions take a group of threads as a structure with a table of functions. LLVM does not find the table
 /// behind accesses that might write to it. So each load of it gets the mark that its memory never changes: the
-/// functions get a copy of the structure, and nothing writes it. And NCCL's file forbids unrolling its loops, also the
-/// one over the words of a request, which would put the request on the stack.
+/// functions get a copy of the structure, and nothing writes it afterwards. And NCCL's file forbids unrolling its loops,
+/// also the one over the words of a request, which would put the request on the stack.
 ///
 /// # Errors
 /// The part of NCCL's file that is missing.
@@ -140,7 +140,7 @@ fn inlinable(text: &str) -> Result<String, &'static str> {
     let (mut loads, mut loops) = (0, 0);
     for line in text.lines() {
         if line.ends_with("!{!\"llvm.loop.unroll.disable\"}") {
-            out.push_str(&line.replace("unroll.disable", "mustprogress"));
+            out.push_str(&line.replace("llvm.loop.unroll.disable", NO_PROPERTY));
             loops += 1;
         } else {
             out.push_str(line);
@@ -158,6 +158,9 @@ fn inlinable(text: &str) -> Result<String, &'static str> {
         _ => Ok(out),
     }
 }
+
+/// A property of loops that LLVM does not know, and so ignores.
+const NO_PROPERTY: &str = "gin.loop";
 
 /// Offset of the table of functions in `ncclCoopAny`, in bytes.
 const COOP_TABLE: u32 = 16;

@@ -124,7 +124,7 @@ fn loads_of_the_table_are_constant_and_loops_may_be_unrolled() {
     assert_eq!(lines[1], "  %1 = load ptr, ptr %0, align 8, !tbaa !7, !invariant.load !4294967295");
     assert!(lines[2].ends_with("!noalias !9, !invariant.load !4294967295"), "{text}");
     assert_eq!(lines[3..5], LINKED.lines().collect::<Vec<_>>()[3..5], "a load of something else is left as it is");
-    assert_eq!(lines[8..], ["!8 = !{!\"llvm.loop.mustprogress\"}", "!4294967295 = !{}"]);
+    assert_eq!(lines[8..], ["!8 = !{!\"gin.loop\"}", "!4294967295 = !{}"]);
 }
 
 #[test]
