@@ -116,8 +116,8 @@ fn shims_with_version() -> String {
 ///
 /// NCCL's functions take a group of threads as a structure with a table of functions. LLVM does not find the table
 /// behind accesses that might write to it. So each load of it gets the mark that its memory never changes: the
-/// functions get a copy of the structure, and nothing writes it afterwards. And NCCL's file forbids unrolling its loops,
-/// also the one over the words of a request, which would put the request on the stack.
+/// functions get a copy of the structure, and nothing writes it afterwards. And NCCL's file forbids unrolling its
+/// loops, also the one over the words of a request, which would put the request on the stack.
 ///
 /// # Errors
 /// The part of NCCL's file that is missing.
