@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The structures of `abi` against NCCL's headers, by a C++ compiler. `make nccl-device` fetches the headers.
+//! The structures of `abi` against NCCL's headers, by a C++ compiler, and the functions against its library. `make
+//! nccl-device` fetches both.
 
 use gin_nccl_host::abi::{CommProperties, DevComm, DevCommRequirements, field};
+use gin_nccl_host::{Library, TESTED};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::fmt::Write;
 use std::mem::{offset_of, size_of};
@@ -10,8 +12,39 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 fn main() {
-    let trial = Trial::ignorable_test("structures_have_the_layouts_of_the_headers", compare);
-    libtest_mimic::run(&Arguments::from_args(), vec![trial]).exit();
+    let trials = vec![
+        Trial::ignorable_test("structures_have_the_layouts_of_the_headers", compare),
+        Trial::ignorable_test("the_library_opens_and_one_outside_of_the_range_is_refused", open),
+    ];
+    let mut arguments = Arguments::from_args();
+    // The second test sets variables of the process.
+    arguments.test_threads = Some(1);
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn open() -> Result<Completion, Failed> {
+    let library = target().join("nccl-device/nvidia/nccl/lib/libnccl.so.2");
+    if !library.is_file() {
+        return Ok(Completion::ignored_with(format!("no {}: make nccl-device fetches it", library.display())));
+    }
+    // Safety: the tests run one after the other in this thread.
+    let set = |name, value: &std::ffi::OsStr| unsafe { std::env::set_var(name, value) };
+    set("GIN_NCCL_LIBRARY", library.as_os_str());
+    let opened = Library::open()?;
+    assert_eq!(opened.version(), TESTED);
+    let text = |expected: &str| match Library::open() {
+        Ok(_) => Err(Failed::from(format!("opened, expected: {expected}"))),
+        Err(error) if error.to_string().contains(expected) => Ok(()),
+        Err(error) => Err(error.to_string().into()),
+    };
+    set("GIN_NCCL_NEWEST", "2.30.6".as_ref());
+    text("the library is NCCL 2.30.7, and kernels linked with")?;
+    set("GIN_NCCL_NEWEST", "new".as_ref());
+    text("GIN_NCCL_NEWEST=new is no version")?;
+    set("GIN_NCCL_NEWEST", "2.30.7".as_ref());
+    set("GIN_NCCL_LIBRARY", "/no/libnccl.so.2".as_ref());
+    text("pip install nvidia-nccl-cu13==2.30.7")?;
+    Ok(Completion::Completed)
 }
 
 /// Returns the target folder of the checkout.
@@ -77,7 +110,7 @@ fn compare() -> Result<Completion, Failed> {
         };
         writeln!(source, "static_assert({value} == {offset}, \"{structure}::{name}\");")?;
     }
-    writeln!(source, "static_assert(NCCL_VERSION_CODE == {}, \"version\");", gin_nccl_host::TESTED)?;
+    writeln!(source, "static_assert(NCCL_VERSION_CODE == {}, \"version\");", TESTED)?;
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("layout.cpp");
     std::fs::write(&file, source)?;
