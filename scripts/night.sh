@@ -61,6 +61,11 @@ search env RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address GIN_CAPI_CASES="${PRO
     -p gin-capi --no-default-features --test handles --target "$host" --target-dir "${CARGO_TARGET_DIR:-target}/asan"
 search env GIN_ALL_INPUTS=1 "${CARGO:-cargo}" test --release -p gin-device --test float
 tests GIN_MODEL_MORE_PREEMPTIONS=1 gin-device loom_models
+# Without NCCL's device library `make test` skips these.
+search "${MAKE:-make}" nccl-device
+search "${CARGO:-cargo}" test "${arguments[@]}" -p gin-nccl-kernels -p gin-nccl-host
+search "${CARGO:-cargo}" test "${arguments[@]}" -p gin-build --lib
+search "${CARGO:-cargo}" test "${arguments[@]}" -p gin-cli --test documented_crate nccl
 search "${MAKE:-make}" stress
 search "${MAKE:-make}" soak
 search scripts/test-rdma.sh
