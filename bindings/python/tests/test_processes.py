@@ -357,7 +357,7 @@ def exchange(rank, mine, inbox, first):
 
 FIRST = GROW + """
 rank = gin.init(rank=rank, ranks=3, id=id, device="virtual")
-comm = rank.communicator(signals=2, counters=1)
+comm, survivor = rank.communicator(signals=2, counters=1), rank.communicator(survive_losses=True)
 inbox = np.from_dlpack(comm.alloc_window(32, "uint8"))
 mine = np.from_dlpack(comm.alloc_window(32, "uint8"))
 mine[31] = 100 + rank.rank
@@ -367,11 +367,13 @@ if rank.rank == {victim}:
     os.kill(os.getpid(), signal.SIGKILL)
 while not rank.lost:
     time.sleep(0.01)
+assert (comm.state, survivor.state, survivor.fault) == ("aborted", "active", None)
 comm.destroy()
 print(rank.lost, rank.id, flush=True)
 next = rank.grow([3, *rank.lost])
 rank.close()
 exchange(next, mine, inbox, 100)
+survivor.destroy()
 """
 
 JOINS = GROW + """
