@@ -29,7 +29,7 @@
 //! - An entry may wait for a completion queue only if its queue pair was created as a core-direct master
 //!   ([`Options::wait_needs_master`](engine::Options::wait_needs_master)).
 //!
-//! Some [`Options`](engine::Options) allow what NVIDIA's own device code does and these rules refuse: doorbells before
+//! Some [`Options`] allow what NVIDIA's own device code does and these rules refuse: doorbells before
 //! their records, undefined reserved bytes, and DUMPs without a fence behind READs.
 //!
 //! # Not supported
