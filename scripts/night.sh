@@ -48,7 +48,7 @@ tests GIN_ALL_WAYS=1 gin-conformance determinism
 tests GIN_ALL_WAYS=1 gin-conformance fabric
 tests GIN_EP_CASES="${PROGRAMS:-3000}" gin-ep oracle
 tests GIN_SEEDS="${SEEDS:-600}" gin-ep late
-# Of these .ci/run has every second case.
+# Of these .ci/run has every third case.
 search "${CARGO:-cargo}" test "${arguments[@]}" -p gin-ep --test matmul --test shared --test faults
 search "${CARGO:-cargo}" test "${arguments[@]}" -p gpu-tests --lib
 search scripts/ep-mutations.sh

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A seed repeats every case's run byte for byte; another seed gives another run. `GIN_ROTATION=n` halves the run
+//! A seed repeats every case's run byte for byte; another seed gives another run. `GIN_ROTATION=n` runs a third
 //! ([`in_rotation`]).
 
 use gin_conformance::cases::{self, Case};

@@ -2,7 +2,7 @@
 //! The conformance suite on virtual GPUs with each rank in its own process: 2, 3 and 4 processes.
 //!
 //! With 2 and 3 processes, scenarios that need more are skipped; 4 suffice for all. The tests of GPUs run 2 and 3
-//! processes on one GPU in the same ways. `GIN_ROTATION=n` halves the run ([`in_rotation`]).
+//! processes on one GPU in the same ways. `GIN_ROTATION=n` runs a third ([`in_rotation`]).
 
 use gin_conformance::cases;
 use gin_conformance::host::{Net, Setup, SetupBackend, SetupRoute, SetupWindows};

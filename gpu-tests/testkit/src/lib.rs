@@ -14,7 +14,7 @@
 //! All choices come from a seed. [`Sabotage`] makes deliberate mistakes, [`FailingHca`] is a NIC of which one call
 //! fails, and [`LateCopies`] copies as a GPU does, some time after it was asked. [`libfabric_double`] is a libfabric
 //! with providers that keep no more than they promise, [`nccl_stand_in`] a NCCL whose ranks are threads.
-//! [`in_rotation`] halves long suites by turns.
+//! [`in_rotation`] runs a third of long suites by turns.
 
 #![warn(unreachable_pub)]
 

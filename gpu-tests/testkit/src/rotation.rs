@@ -11,14 +11,17 @@ pub fn number_from_env(variable: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{variable} must be a number, not {text:?}")))
 }
 
-/// Returns whether this run includes a case in a way to run it: always, unless `GIN_ROTATION=n` halves the run. Then
-/// each way has every second case, and each case every second way; the numbers n and n + 1 together include all.
+/// The runs among which cases take turns.
+const TURNS: usize = 3;
+
+/// Returns whether this run includes a case in a way to run it: always, unless `GIN_ROTATION=n` makes the run a third.
+/// Then each way has every third case, and each case every third way; the numbers n to n + 2 together include all.
 ///
 /// # Panics
 /// If the variable's value is not a number.
 #[must_use]
 pub fn in_rotation(way: usize, case: usize) -> bool {
-    number_from_env("GIN_ROTATION").is_none_or(|number| (way + case + number as usize).is_multiple_of(2))
+    number_from_env("GIN_ROTATION").is_none_or(|number| (way + case + number as usize).is_multiple_of(TURNS))
 }
 
 /// Returns the cases that this run includes in a way to run them: the cases for which [`in_rotation`] returns `true`.

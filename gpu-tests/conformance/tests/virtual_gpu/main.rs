@@ -2,7 +2,7 @@
 //! The conformance suite on the virtual GPU, with one trial for each case and way to run it.
 //!
 //! `GIN_SEED=n` uses that seed in all seeded ways. `GIN_SEEDS=m` uses `m` consecutive seeds. With `GIN_ALL_WAYS` set,
-//! every schedule is combined with every network, and there are more ways with threads. `GIN_ROTATION=n` halves the run
+//! every schedule is combined with every network, and there are more ways with threads. `GIN_ROTATION=n` runs a third
 //! ([`in_rotation`]). A trial that fails prints the command that repeats it.
 
 mod residency;
