@@ -73,8 +73,8 @@ pub struct Options {
     /// True if a doorbell may ring before its record is stored. The engine then keeps the doorbell until the record has
     /// caught up. Device code of DOCA GPUNetIO rings, stores the record and rings again.
     pub early_doorbells: bool,
-    /// True if reserved bytes of entries may hold anything: signature, immediate, and those of segments. Device code of
-    /// DOCA GPUNetIO leaves them undefined.
+    /// True if unused bytes of entries may hold anything: signature, immediate, and reserved bytes of segments. Device
+    /// code of DOCA GPUNetIO leaves them undefined.
     pub ignore_reserved: bool,
     /// True if a DUMP waits for outstanding READs of its queue pair also without a fence. NCCL posts such a DUMP behind
     /// READs and takes its completion for the visibility of their data.

@@ -65,7 +65,7 @@ pub mod nccl {
 
 /// The names that a kernel needs: `use gin_nccl_device::prelude::*;`.
 ///
-/// Groups of threads, ranks, teams, signals and faults are those of `gin-device`. The kernel crate depends on
+/// The types of thread groups, ranks, teams, signals and faults come from `gin-device`. The kernel crate depends on
 /// `gin-device` too, because `#[kernel]` names it.
 pub mod prelude {
     #[cfg(target_arch = "nvptx64")]

@@ -184,7 +184,7 @@ impl DeviceComm {
         status.reported().or_else(|| status.host_fault())
     }
 
-    /// Ends the waits of this rank's kernels with [`FaultKind::Aborted`], those of NCCL's functions too.
+    /// Ends the waits of this rank's kernels with [`FaultKind::Aborted`], also waits inside NCCL's functions.
     pub fn abort(&self) {
         let _one = self.posting.lock().unwrap_or_else(PoisonError::into_inner);
         self.status().post(Fault::new(FaultKind::Aborted, Operation::None));

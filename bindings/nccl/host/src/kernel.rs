@@ -20,8 +20,8 @@ impl Kernel {
     /// Finds a kernel, and checks the versions that its module has.
     ///
     /// # Errors
-    /// [`NcclError::Gpu`] if the module has no such kernel; [`NcclError::Module`] if it was not linked with NCCL's
-    /// functions, or with those of another version.
+    /// [`NcclError::Gpu`] if the module has no such kernel; [`NcclError::Module`] if it was not linked with the
+    /// functions of NCCL 2.30.7.
     pub fn of(device: &CudaDevice, module: &dyn Module, name: &str) -> Result<Self, NcclError> {
         enter(device)?;
         let function = module.function(name)?;
@@ -31,8 +31,8 @@ impl Kernel {
         let layout = layout.ok_or_else(|| refuse("it is not a kernel of gin-nccl-device".to_owned()))?;
         if layout != LAYOUT_VERSION {
             return Err(refuse(format!(
-                "its gin-nccl-device has layouts of version {layout}, this library those of {LAYOUT_VERSION}; use both \
-                 crates of one version"
+                "its gin-nccl-device has layout version {layout}, and this library has {LAYOUT_VERSION}; use one version of \
+                 both crates"
             )));
         }
         let version = variable(device, raw, c"gin_nccl_version");
@@ -41,7 +41,7 @@ impl Kernel {
         })?;
         if version != TESTED {
             return Err(refuse(format!(
-                "it has the device functions of NCCL {}, and this library makes communicators for those of {}",
+                "it was linked with the device functions of NCCL {}; link it with NCCL {}",
                 version_text(version),
                 version_text(TESTED)
             )));

@@ -72,8 +72,8 @@ pub unsafe fn ring(comm: Comm, receive: Window<u64>, send: Window<u64>, len: usi
 
 /// Puts one word to each rank, with its value in the request, and meets all ranks.
 ///
-/// `words` has two words for each rank: those of even rounds and those of odd rounds. A wrong word is reported with the
-/// sender's rank as the code.
+/// `words` has two words for each rank, one for even and one for odd rounds. A wrong word is reported with the sender's
+/// rank as the code.
 ///
 /// # Safety
 /// - One block, launched once on every rank of a communicator with a barrier of all ranks.

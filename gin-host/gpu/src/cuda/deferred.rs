@@ -168,8 +168,8 @@ pub(super) fn is_empty() -> bool {
     lock(&WAITING).resources.is_empty()
 }
 
-/// Carries out all deferred frees, unless a copy runs that may use memory whose free is deferred. No kernel runs, and
-/// none is launched meanwhile. Returns the rests, as [`free`].
+/// Carries out all deferred frees, unless a copy runs that may use memory whose free is deferred. The
+/// caller ensures that no kernel runs or is launched. Returns what [`free`] returns for each.
 pub(super) fn free_all() -> Vec<Box<dyn Any>> {
     let mut waiting = lock(&WAITING);
     let is_copying = waiting.resources.iter().any(|(_, resource)| match resource {

@@ -3,8 +3,9 @@
 
 use crate::{EmbeddedModules, GpuError};
 
-/// Returns the images for a GPU of this compute capability (times 10), the best one first: those of the newest
-/// architecture that is not newer than the GPU, machine code before PTX. Behind PTX there is none.
+/// Returns the images for a GPU of this compute capability (times 10), the best one first. A newer
+/// architecture, up to the GPU's, comes before an older one, and machine code before PTX. The list ends with the first
+/// PTX.
 ///
 /// Machine code serves the GPUs of its major version. An image with instructions of a single architecture (`sm_90a`)
 /// serves only that one.
