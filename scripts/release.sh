@@ -18,6 +18,8 @@ grep -qE "^## ${version//./\\.} \([0-9]{4}-[0-9]{2}-[0-9]{2}\)$" CHANGELOG.md ||
 # Compiles each crate from its package, but no kernels: their own build would look for gin's other crates on crates.io,
 # where this version is not yet. The test of packages compiles kernels.
 ${CARGO:-cargo} publish --workspace --dry-run --no-default-features
+# A dry run leaves the packages there.
+cp "$target"/package/tmp-registry/*-"$version".crate "$target/package"
 # All architectures that ship. A wheel with symbols of a newer glibc than the tag allows is an error.
 unset GIN_ARCHS
 python3 -m pip wheel --quiet --no-deps --wheel-dir "$target/wheels" ./bindings/python \
