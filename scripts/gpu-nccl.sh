@@ -32,7 +32,7 @@ cat >"$to/run.sh" <<'EOF'
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Runs nccl_ring on all GPUs of this machine: over gin's plugin, with NVLink teams and without, and on each further
+# Runs nccl_ring on all GPUs of this machine, or with two ranks on its only GPU: over gin's plugin, with NVLink teams and without, and on each further
 # library of NCCL that an argument names (its version must be given as GIN_NCCL_NEWEST). Logs are in $OUT, or in the
 # folder out.
 
@@ -43,18 +43,26 @@ mkdir -p "$out"
 wheel=$(python3 -c 'import nvidia.nccl as nccl; print(list(nccl.__path__)[0] + "/lib/libnccl.so.2")' 2>/dev/null)
 libraries=("${GIN_NCCL_LIBRARY:-${wheel:-libnccl.so.2}}" "$@")
 export NCCL_RMA_PLUGIN="${NCCL_RMA_PLUGIN:-$PWD/libnccl-rma-gin.so}" NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
+ranks=$(nvidia-smi -L | wc -l)
+if [ "$ranks" = 1 ]; then
+    # The kernels of both ranks run at the same time, so none may be loaded late.
+    export NCCL_MULTI_RANK_GPU_ENABLE=1 CUDA_MODULE_LOADING=EAGER
+    ranks=2
+fi
 failed=0
 for library in "${libraries[@]}"; do
     for team in all 1; do
         log="$out/$(basename "$(dirname "$library")")-$team.log"
         echo "== $library, NCCL_LSA_TEAM_SIZE=$team"
         [ "$team" = all ] && unset NCCL_LSA_TEAM_SIZE || export NCCL_LSA_TEAM_SIZE=$team
-        GIN_NCCL_LIBRARY=$library timeout 300 ./nccl_ring gin-nccl-kernels.sm_90.cubin peer.cubin >"$log" 2>&1 || failed=1
+        GIN_NCCL_LIBRARY=$library timeout 300 ./nccl_ring gin-nccl-kernels.sm_90.cubin peer.cubin "$ranks" \
+            >"$log" 2>&1 || failed=1
         tail -n 12 "$log"
     done
 done
 # Without a network NCCL must refuse, with the remedy.
-NCCL_RMA_PLUGIN=none GIN_NCCL_LIBRARY=${libraries[0]} timeout 60 ./nccl_ring gin-nccl-kernels.sm_90.cubin >"$out/none.log" 2>&1
+NCCL_RMA_PLUGIN=none GIN_NCCL_LIBRARY=${libraries[0]} timeout 60 \
+    ./nccl_ring gin-nccl-kernels.sm_90.cubin peer.cubin "$ranks" >"$out/none.log" 2>&1
 echo "== without a plugin: $(tail -n 1 "$out/none.log")"
 exit "$failed"
 EOF

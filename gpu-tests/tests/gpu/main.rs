@@ -8,10 +8,11 @@
 //! file, and the next run continues after it. After `GIN_GPU_SECONDS=N` seconds the remaining trials are ignored.
 
 use gin_conformance::cases;
-use gin_conformance::host::{Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge};
+use gin_conformance::host::{Carrier, Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge};
 use gin_conformance::processes::{Group, Processes, Verdict, serve};
 use gin_conformance::saboteurs::{self, Saboteur, Tally};
 use gin_gpu::Devices;
+use gin_net::fabric::{Fabric, FabricConfig};
 use gin_nic::DoorbellRelease;
 use gin_soft_nic_host::SoftEngine;
 use gpu_tests::ep;
@@ -43,12 +44,22 @@ const CPUS_OF_TRIAL: usize = 8;
 const COUNTS: [usize; 4] = [1, 2, 4, 8];
 
 /// Ways to run the suite with a process for each GPU.
-const PROCESS_WAYS: [(&str, Net, SetupRoute, SetupWindows); 4] = [
+const PROCESS_WAYS: [(&str, Net, SetupRoute, SetupWindows); 5] = [
     ("network", Net::Plain, SetupRoute::Network, SetupWindows::Allocated),
+    (FABRIC, Net::Plain, SetupRoute::Network, SetupWindows::Allocated),
     ("reorder", Net::Reorder, SetupRoute::Network, SetupWindows::Registered),
     ("auto", Net::Plain, SetupRoute::Auto, SetupWindows::Registered),
     ("lsa", Net::Plain, SetupRoute::Lsa, SetupWindows::Allocated),
 ];
+
+/// The way over libfabric, by the provider `tcp` or that of `GIN_FABRIC_PROVIDER`.
+const FABRIC: &str = "fabric";
+
+/// Returns the carrier of [`FABRIC`]; the error says why there is none.
+fn fabric() -> Result<Carrier, String> {
+    let factory = Fabric::open(&FabricConfig::from_env()).map_err(|error| error.to_string())?.factory();
+    Ok(Carrier::new(FABRIC, factory.clone(), factory))
+}
 
 /// Start of the name of a way whose processes all use the first GPU.
 const ONE_GPU: &str = "one_gpu_";
@@ -70,7 +81,10 @@ fn process_setup(way: &str, processes: Processes) -> Option<Setup> {
             return None;
         }
     };
-    Some(Setup { devices: Some(devices), net, route, windows, processes: Some(processes), ..Setup::threads() })
+    let carrier = if way == FABRIC { fabric() } else { Ok(Carrier::default()) };
+    let carrier = carrier.inspect_err(|error| eprintln!("process {}: {error}", processes.rank())).ok()?;
+    let setup = Setup { devices: Some(devices), net, carrier, route, windows, ..Setup::threads() };
+    Some(Setup { processes: Some(processes), ..setup })
 }
 
 /// Adds the suite with a process for each of `count` GPUs, or with `count` processes on the first GPU.
@@ -78,14 +92,20 @@ fn add_processes(trials: &mut Vec<GpuTrial>, count: usize, one_gpu: bool, run: &
     let group = Arc::new(Group::new(count as u32, PROCESS_LIMIT));
     let (prefix, start) = if one_gpu { ("cuda/1_gpu", ONE_GPU) } else { ("cuda", "") };
     // On one GPU processes take turns, and memory of another process is on the same GPU.
-    let ways = PROCESS_WAYS.iter().filter(|(way, ..)| !one_gpu || ["network", "lsa"].contains(way));
+    let on_one = |way: &str| ["network", "lsa"].contains(&way) || way == FABRIC && count == 2;
+    let ways = PROCESS_WAYS.iter().filter(|(way, ..)| !one_gpu || on_one(way));
+    let no_fabric = fabric().err();
     for &(way, _, route, _) in ways {
         for case in cases::for_setup(SetupBackend::Proxy, route) {
             let (group, run, way_name) = (group.clone(), run.clone(), format!("{start}{way}"));
+            let missing = no_fabric.clone().filter(|_| way == FABRIC);
             let name = format!("{prefix}/{count}_processes/{way}/{}", case.name);
             let body = Box::new(move || {
                 if run.is_over() {
                     return Ok(over());
+                }
+                if let Some(reason) = missing {
+                    return Ok(Completion::ignored_with(reason));
                 }
                 match group.run(&way_name, &case.name) {
                     Verdict::Passed => Ok(Completion::Completed),

@@ -3,7 +3,7 @@
 //! Runs the kernels of gin-nccl-kernels on communicators of NCCL, one rank for each GPU, and lets them exchange with
 //! the same kernels in CUDA C++: `nccl_ring RUST.cubin [CPP.cubin [RANKS]]`.
 //!
-//! Ranks are threads. Each case has new communicators and windows, whose signals begin at 0. The kernels compare every
+//! More ranks than GPUs share the GPUs, which NCCL permits if NCCL_MULTI_RANK_GPU_ENABLE=1. Ranks are threads. Each case has new communicators and windows, whose signals begin at 0. The kernels compare every
 //! word that arrives. The last line is `PASSED`, or the exit status is 1.
 
 use cudarc::driver::sys;
@@ -72,12 +72,12 @@ fn run() -> Fallible<()> {
     let cpp = args.next();
     let gpus = device_count()? as u32;
     let ranks = args.next().map_or(Ok(gpus), |ranks| ranks.parse())?;
-    if ranks < 2 || ranks > gpus {
-        return Err(format!("{ranks} ranks need as many GPUs, at least 2; there are {gpus}").into());
+    if ranks < 2 || gpus == 0 {
+        return Err(format!("{ranks} ranks on {gpus} GPUs; at least 2 ranks and a GPU are needed").into());
     }
     let modules = Modules { rust: std::fs::read(&rust)?, cpp: cpp.map(std::fs::read).transpose()? };
     let library = Library::open()?;
-    println!("NCCL {}, {ranks} ranks", library.version());
+    println!("NCCL {}, {ranks} ranks, {gpus} GPUs", library.version());
 
     let (all_rust, all_cpp): (Languages, Languages) = (|_| Language::Rust, |_| Language::Cpp);
     let (even_rust, odd_rust): (Languages, Languages) = (
@@ -128,7 +128,7 @@ fn rank_of(
     case: Case,
     language: Language,
 ) -> Fallible<Duration> {
-    let device = CudaDevice::with_limit(rank as usize, &[], Some(LIMIT))?;
+    let device = CudaDevice::with_limit(rank as usize % device_count()?, &[], Some(LIMIT))?;
     let stream = device.stream()?;
     let comm = library.init_rank(&device, id, rank, ranks)?;
     let time = on_comm(library, modules, &device, &stream, comm, case, language);
