@@ -8,6 +8,7 @@ pub mod bootstrap;
 mod bulk;
 mod capi;
 mod compare;
+mod completions;
 mod crowd;
 #[cfg(feature = "cuda")]
 mod driver;
@@ -65,7 +66,7 @@ pub enum Measurement {
     All,
     /// Loads and stores between GPUs: round trip, barrier, put by size.
     Lsa,
-    /// Round trips over the proxy.
+    /// Round trips over the proxy, and completions of puts at their senders.
     Proxy,
     /// The cost of issuing a put over the proxy.
     Post,
@@ -294,7 +295,7 @@ fn end(rank: &Rank, comm: &Communicator) -> Result<(), CommError> {
 }
 
 /// The measurements by name, with the ranks that they need if these are processes.
-const MEASURES: [(&str, Processes, Measure, Measurement); 17] = [
+const MEASURES: [(&str, Processes, Measure, Measurement); 18] = [
     ("lsa, round trip", Processes::Two, lsa::round_trips, Measurement::Lsa),
     ("lsa, barrier", Processes::Any, lsa::barriers, Measurement::Lsa),
     ("lsa, sizes", Processes::Two, lsa::sizes, Measurement::Lsa),
@@ -302,6 +303,7 @@ const MEASURES: [(&str, Processes, Measure, Measurement); 17] = [
     ("lsa, both ways", Processes::Two, bandwidth::exchanges, Measurement::Lsa),
     ("lsa, bulk", Processes::Two, bulk::copies, Measurement::Lsa),
     ("proxy", Processes::Two, proxy::round_trips, Measurement::Proxy),
+    ("proxy, completions", Processes::Two, completions::completions, Measurement::Proxy),
     ("proxy, parts", Processes::None, parts::trips, Measurement::Proxy),
     ("proxy, puts", Processes::None, rate::puts, Measurement::Proxy),
     ("post", Processes::None, post::posts, Measurement::Post),

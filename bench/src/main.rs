@@ -34,7 +34,7 @@ enum What {
     All,
     /// Loads and stores between GPUs: round trip, barrier, put by size, put in both directions.
     Lsa,
-    /// Round trips over the proxy.
+    /// Round trips over the proxy, and completions of puts at their senders.
     Proxy,
     /// The cost of issuing a put over the proxy.
     Post,

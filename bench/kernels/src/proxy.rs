@@ -55,6 +55,45 @@ ping! {
     bench_gdaki_ping, Gdaki
 }
 
+macro_rules! completion {
+    ($(#[$doc:meta])* $name:ident, |$comm:ident, $gin:ident, $plan:ident| $complete:expr) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// - Both ranks launch it with the same numbers, one thread each. `window` has a word, `out` has
+        ///   [`MARKS`](crate::MARKS) words.
+        #[kernel]
+        pub unsafe fn $name($comm: Comm, window: Window<u64>, $plan: Plan, out: *mut u64) {
+            // Safety: guaranteed by the kernel's caller.
+            let marks = unsafe { Marks::new(out) };
+            let $gin = Gin::<Proxy>::with_backend(&$comm, ContextId::new(0));
+            let peer = $comm.world().right();
+            $plan.each(true, marks, |round| {
+                let put = $gin.put_value(peer, window.at(0), payload(round, 0));
+                succeeded(&$comm, put.issue(&Thread)) && succeeded(&$comm, $complete)
+            });
+        }
+    };
+}
+
+completion! {
+    /// Puts 8 bytes and waits by a flush, repeatedly, by one thread.
+    bench_proxy_flush, |comm, gin, plan| gin.flush(&Thread, plan.deadline())
+}
+
+completion! {
+    /// Puts 8 bytes and waits by a quiet, repeatedly, by one thread.
+    bench_proxy_quiet, |comm, gin, plan| gin.quiet(&Thread, comm.world().right(), plan.deadline())
+}
+
+completion! {
+    /// Puts 8 bytes and raises a signal of all contexts from the last context, repeatedly, by one thread.
+    bench_proxy_all_contexts, |comm, gin, plan| {
+        let last = Gin::<Proxy>::with_backend(&comm, ContextId::new(comm.contexts() - 1));
+        last.signal_all_contexts(&Thread, comm.world().right(), SignalId::new(0).inc(), plan.deadline())
+    }
+}
+
 /// Puts `puts` times to the next rank, each time from and to the next of `slots` equal parts of the windows, by one
 /// warp, and waits until all are complete.
 ///
