@@ -23,7 +23,7 @@
 #include <stdlib.h>
 
 /// The defaults of a `gin_config_t`.
-#define GIN_CONFIG_INIT { sizeof(gin_config_t), GIN_ABI_VERSION, 0, -1, 0, 0, 0, 300000, GIN_FOREVER, 0, 0, NULL, NULL }
+#define GIN_CONFIG_INIT { sizeof(gin_config_t), GIN_ABI_VERSION, 0, -1, 0, 0, 0, 300000, GIN_FOREVER, 0, 0, 0, NULL, NULL }
 
 /// The defaults of a `gin_requirements_t`.
 #define GIN_REQUIREMENTS_INIT { sizeof(gin_requirements_t), 1, 16, 16, 256, 0, 0, 0, 64, 1024 }
@@ -317,6 +317,8 @@ typedef struct gin_config_t {
   uint32_t progress_threads;
   // A `gin_backend_t`.
   uint32_t backend;
+  // 1 if communicators outlive the loss of a rank: waits for it end by their deadlines, all others go on.
+  uint32_t survive_losses;
   // The address at which this rank listens, as text; null for that of the default route.
   const char *address;
   // The NIC that kernels drive, by its name; null for the first that serves the rank's GPU. If it does not, GDAKI is

@@ -165,7 +165,7 @@ impl Config {
             tcp = tcp.address(Some(parsed));
         }
         let mut comm = CommConfig::default().lsa_size((config.lsa_size != 0).then_some(config.lsa_size));
-        comm = comm.backend(backend);
+        comm = comm.backend(backend).survive_losses(config.survive_losses != 0);
         if config.network_only != 0 {
             comm = comm.routes(Routes::Network);
         }

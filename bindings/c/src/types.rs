@@ -185,6 +185,8 @@ pub struct gin_config_t {
     pub progress_threads: u32,
     /// A `gin_backend_t`.
     pub backend: u32,
+    /// 1 if communicators outlive the loss of a rank: waits for it end by their deadlines, all others go on.
+    pub survive_losses: u32,
     /// The address at which this rank listens, as text; null for that of the default route.
     pub address: *const c_char,
     /// The NIC that kernels drive, by its name; null for the first that serves the rank's GPU. If it does not, GDAKI is

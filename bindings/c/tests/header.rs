@@ -31,7 +31,7 @@ const HEADER: &str = r#"
 
 const AFTER_INCLUDES: &str = r#"
 /// The defaults of a `gin_config_t`.
-#define GIN_CONFIG_INIT { sizeof(gin_config_t), GIN_ABI_VERSION, 0, -1, 0, 0, 0, 300000, GIN_FOREVER, 0, 0, NULL, NULL }
+#define GIN_CONFIG_INIT { sizeof(gin_config_t), GIN_ABI_VERSION, 0, -1, 0, 0, 0, 300000, GIN_FOREVER, 0, 0, 0, NULL, NULL }
 
 /// The defaults of a `gin_requirements_t`.
 #define GIN_REQUIREMENTS_INIT { sizeof(gin_requirements_t), 1, 16, 16, 256, 0, 0, 0, 64, 1024 }

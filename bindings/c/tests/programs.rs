@@ -215,6 +215,11 @@ fn ranks_learn_of_a_killed_process_and_go_on_without_it() {
             assert!(status.success() && said.contains("passed: 2 ranks remain"), "{said}");
         }
     }
+    // With `survive_losses` the communicator goes on.
+    let ranks = processes(&program, &["survives"], 3);
+    for (status, said) in [&ranks[0], &ranks[2]] {
+        assert!(status.success() && said.contains("passed: the communicator goes on"), "{said}");
+    }
 }
 
 #[test]

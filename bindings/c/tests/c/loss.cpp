@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-//   loss [FOLDER]
+//   loss [FOLDER | survives]
 //
 // Three processes, of which rank 1 kills itself while kernels of the others wait for it. They get its loss as an error
 // with a text, make a job without it, and put there. They meet as a launcher says; or, over an all-gather of this
-// program, through files in the folder.
+// program, through files in the folder. With `survives` the communicator goes on, and rank 2 puts to rank 0 in it.
 
 #include "gin.hpp"
 #include "gin_device.cuh"
@@ -27,6 +27,17 @@ static void meet(gin::Comm comm, Words data, uint64_t raises) {
     uint64_t value = 100 + world.rank;
     gin::Fault fault = net.putValue(world, world.after(1), data, 0, value, gin::StrongSignalInc{0}, one);
     if (!fault) fault = net.waitSignal(one, 0, raises);
+    comm.report(fault);
+}
+
+// Rank 2 puts to rank 0.
+static void pass(gin::Comm comm, Words data) {
+    gin::CoopThread one;
+    gin::Gin<> net(comm, 0, gin::Deadline::after_ms(20000));
+    gin::Team world = comm.world();
+    gin::Fault fault;
+    if (world.rank == 2) fault = net.putValue(world, 0, data, 0, uint64_t(7), gin::StrongSignalInc{0}, one);
+    if (world.rank == 0) fault = net.waitSignal(one, 0, 1);
     comm.report(fault);
 }
 
@@ -64,8 +75,10 @@ static uint32_t number(const char* variable) { return uint32_t(std::atoi(std::ge
 int main(int count, char** words) try {
     gin_config_t config = gin::default_config();
     config.device = GIN_DEVICE_VIRTUAL;
+    bool survives = count > 1 && std::string(words[1]) == "survives";
+    config.survive_losses = survives;
     gin::Job job;
-    if (count > 1) {
+    if (count > 1 && !survives) {
         config.address = "127.0.0.1";
         Files files{words[1], number("GIN_RANK"), number("GIN_RANKS")};
         job = gin::Job::over(files.rank, files.ranks, all_gather, &files, config);
@@ -78,8 +91,21 @@ int main(int count, char** words) try {
         gin::HostWindow<uint64_t> data(comm, 4);
         job.barrier();
         if (job.rank() == 1) raise(SIGKILL);
-        gin::Kernel kernel = gin::Kernel::of<meet>("meet");
         gin::Stream stream(job);
+        if (survives) {
+            while (job.lost().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            expect(job.lost() == std::vector<uint32_t>{1}, "another rank is lost");
+            gin::Kernel kernel = gin::Kernel::of<pass>("pass");
+            stream.launch(kernel, gin::cooperative(1, 1), comm.device(), data.device());
+            stream.synchronize();
+            comm.check_fault();
+            if (job.rank() == 0) expect(data.read()[0] == 7, "the value of rank 2");
+            // A rank that ends the communicator aborts it on the others.
+            job.without(job.lost(), 60000).barrier();
+            std::printf("passed: the communicator goes on\n");
+            return 0;
+        }
+        gin::Kernel kernel = gin::Kernel::of<meet>("meet");
         // More raises than come: only the loss ends the wait.
         stream.launch(kernel, gin::cooperative(1, 1), comm.device(), data.device(), uint64_t(9));
         stream.synchronize();
