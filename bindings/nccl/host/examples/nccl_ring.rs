@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Runs the kernels of gin-nccl-kernels on communicators of NCCL, one rank for each GPU, and lets them exchange with
-//! the same kernels in CUDA C++: `nccl_ring RUST.cubin [CPP.cubin [RANKS]]`.
+//! Runs the kernels of gin-nccl-kernels on communicators of NCCL, and lets them exchange with the same kernels in CUDA
+//! C++: `nccl_ring RUST.cubin [CPP.cubin [RANKS]]`.
 //!
-//! More ranks than GPUs share the GPUs, which NCCL permits if NCCL_MULTI_RANK_GPU_ENABLE=1. Ranks are threads. Each case has new communicators and windows, whose signals begin at 0. The kernels compare every
-//! word that arrives. The last line is `PASSED`, or the exit status is 1.
+//! Without a number there is one rank for each GPU, or two that share the only GPU. Ranks are threads. Each case has
+//! new communicators and windows, whose signals begin at 0. The kernels compare every word that arrives. The last line
+//! is `PASSED`, or the exit status is 1.
 
 use cudarc::driver::sys;
 use gin_device::{Deadline, FaultKind};
 use gin_gpu::cuda::{CudaDevice, CudaStream, device_count};
-use gin_gpu::{Device, KernelArg, LaunchConfig, Memory, MemoryKind, Module, ModuleSource, Stream};
+use gin_gpu::{Device, KernelArg, LaunchConfig, Memory, MemoryKind, ModuleSource, Stream};
 use gin_nccl_host::{DeviceComm, Kernel, Library, NcclError, RawComm, Requirements, UniqueId, Window};
-use std::ffi::{CStr, c_void};
+use std::ffi::{CString, c_void};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -71,13 +73,17 @@ fn run() -> Fallible<()> {
     let rust = args.next().ok_or("usage: nccl_ring RUST.cubin [CPP.cubin [RANKS]]")?;
     let cpp = args.next();
     let gpus = device_count()? as u32;
-    let ranks = args.next().map_or(Ok(gpus), |ranks| ranks.parse())?;
+    let ranks = args.next().map_or(Ok(gpus.max(2)), |ranks| ranks.parse())?;
     if ranks < 2 || gpus == 0 {
         return Err(format!("{ranks} ranks on {gpus} GPUs; at least 2 ranks and a GPU are needed").into());
     }
+    if ranks > gpus {
+        // NCCL refuses ranks that share a GPU without it. Safety: this process has no other thread yet.
+        unsafe { std::env::set_var("NCCL_MULTI_RANK_GPU_ENABLE", "1") };
+    }
     let modules = Modules { rust: std::fs::read(&rust)?, cpp: cpp.map(std::fs::read).transpose()? };
     let library = Library::open()?;
-    println!("NCCL {}, {ranks} ranks, {gpus} GPUs", library.version());
+    println!("NCCL {}, {ranks} ranks, GPUs: {}", library.version(), ranks.min(gpus));
 
     let (all_rust, all_cpp): (Languages, Languages) = (|_| Language::Rust, |_| Language::Cpp);
     let (even_rust, odd_rust): (Languages, Languages) = (
@@ -94,22 +100,32 @@ fn run() -> Fallible<()> {
     }
     for case in [Case::Ring, Case::AllToAll] {
         for (name, languages) in &cases {
-            let time = job(&library, &modules, ranks, case, *languages)?;
+            let time = job(&library, &modules, (ranks, gpus), case, *languages)?;
             println!("{case:?}, {name}: {ROUNDS} rounds in {time:.1?}");
         }
     }
     for case in [Case::Alone, Case::Abort] {
-        let time = job(&library, &modules, ranks, case, all_rust)?;
+        let time = job(&library, &modules, (ranks, gpus), case, all_rust)?;
         println!("{case:?}: the wait ended after {time:.1?}");
     }
     Ok(())
 }
 
 /// Runs a case, a rank in each thread. Returns the longest time of a kernel.
-fn job(library: &Arc<Library>, modules: &Modules, ranks: u32, case: Case, languages: Languages) -> Fallible<Duration> {
-    let id = library.unique_id()?;
+fn job(
+    library: &Arc<Library>,
+    modules: &Modules,
+    (ranks, gpus): (u32, u32),
+    case: Case,
+    languages: Languages,
+) -> Fallible<Duration> {
+    let (id, ended) = (library.unique_id()?, AtomicU32::new(0));
     thread::scope(|scope| {
-        let start = |rank| scope.spawn(move || rank_of(library, modules, (rank, ranks), id, case, languages(rank)));
+        let ended = &ended;
+        let start = |rank| {
+            let place = Place { library, modules, gpu: rank % gpus, rank, ranks, ended };
+            scope.spawn(move || place.run(id, case, languages(rank)))
+        };
         let threads: Vec<_> = (0..ranks).map(start).collect();
         let mut longest = Duration::ZERO;
         for (rank, thread) in threads.into_iter().enumerate() {
@@ -120,26 +136,45 @@ fn job(library: &Arc<Library>, modules: &Modules, ranks: u32, case: Case, langua
     })
 }
 
-fn rank_of(
-    library: &Arc<Library>,
-    modules: &Modules,
-    (rank, ranks): (u32, u32),
-    id: UniqueId,
-    case: Case,
-    language: Language,
-) -> Fallible<Duration> {
-    let device = CudaDevice::with_limit(rank as usize % device_count()?, &[], Some(LIMIT))?;
-    let stream = device.stream()?;
-    let comm = library.init_rank(&device, id, rank, ranks)?;
-    let time = on_comm(library, modules, &device, &stream, comm, case, language);
-    // Safety: all that was made of it is gone.
-    unsafe { library.destroy(comm)? };
-    time
+/// The place of a rank in a case.
+struct Place<'a> {
+    library: &'a Arc<Library>,
+    modules: &'a Modules,
+    gpu: u32,
+    rank: u32,
+    ranks: u32,
+    /// The number of ranks whose kernels have ended.
+    ended: &'a AtomicU32,
+}
+
+impl Place<'_> {
+    fn run(&self, id: UniqueId, case: Case, language: Language) -> Fallible<Duration> {
+        let device = CudaDevice::with_limit(self.gpu as usize, &[], Some(LIMIT))?;
+        let stream = device.stream()?;
+        let comm = self.library.init_rank(&device, id, self.rank, self.ranks)?;
+        let time = on_comm(self, &device, &stream, comm, case, language);
+        // Safety: all that was made of it is gone.
+        unsafe { self.library.destroy(comm)? };
+        time
+    }
+
+    /// Waits until the kernels of all ranks have ended. A call of NCCL before that could wait for a kernel on the same
+    /// GPU, which waits for the rank that calls.
+    fn wait_for_all(&self) -> Fallible<()> {
+        self.ended.fetch_add(1, Ordering::AcqRel);
+        let start = Instant::now();
+        while self.ended.load(Ordering::Acquire) < self.ranks {
+            if start.elapsed() > LIMIT {
+                return Err(format!("the kernels of some ranks have not ended after {LIMIT:?}").into());
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
 }
 
 fn on_comm(
-    library: &Arc<Library>,
-    modules: &Modules,
+    place: &Place<'_>,
     device: &Arc<CudaDevice>,
     stream: &Arc<dyn Stream>,
     comm: RawComm,
@@ -148,28 +183,31 @@ fn on_comm(
 ) -> Fallible<Duration> {
     let requirements = Requirements { signals: 2, counters: 1, barriers: 1, ..Requirements::default() };
     // Safety: the communicator is of this GPU, and lives longer.
-    let comm = unsafe { DeviceComm::create(library, device, comm, &requirements)? };
+    let comm = unsafe { DeviceComm::create(place.library, device, comm, &requirements)? };
     let (rank, ranks) = comm.rank();
     let words = if matches!(case, Case::AllToAll) { 2 * ranks as usize } else { WORDS };
     let (receive, send) = (Window::new(&comm, 8 * words as u64)?, Window::new(&comm, 8 * words as u64)?);
     receive.write(0, &vec![0u64; words])?;
     send.write(0, &vec![0u64; words])?;
     // Loads and allocations come before any kernel that waits.
-    let rust = device.load(ModuleSource::Cubin(&modules.rust))?;
-    let cpp = modules.cpp.as_deref().map(Cpp::load).transpose()?;
+    let rust = device.load(ModuleSource::Cubin(&place.modules.rust))?;
+    let name = if matches!(case, Case::AllToAll) { "all_to_all" } else { "ring" };
+    let kernel = match (language, &place.modules.cpp) {
+        (Language::Rust, _) => Program::Rust(Kernel::of(device, &*rust, name)?),
+        (Language::Cpp, Some(image)) => Program::Cpp(Cpp::load(image, name)?),
+        (Language::Cpp, None) => return Err("there is no module in C++".into()),
+    };
     let wrong = Memory::new(&(device.clone() as Arc<dyn Device>), MemoryKind::Device, 8)?;
     stream.synchronize()?;
     meet(&comm)?;
 
     let start = Instant::now();
-    let launched = Launch { device, stream, comm: &comm, receive: &receive, send: &send, words };
-    match (case, language, &cpp) {
-        (Case::Ring | Case::AllToAll, Language::Rust, _) => launched.rust(&*rust, case, DEADLINE)?,
-        (Case::Ring | Case::AllToAll, Language::Cpp, Some(cpp)) => launched.cpp(cpp, case, wrong.address())?,
-        (Case::Ring | Case::AllToAll, Language::Cpp, None) => return Err("there is no module in C++".into()),
-        (Case::Alone, ..) if rank == 0 => launched.rust(&*rust, Case::Ring, Deadline::after_ms(200))?,
-        (Case::Abort, ..) if rank == 0 => {
-            launched.rust(&*rust, Case::Ring, Deadline::NONE)?;
+    let launch = Launch { stream, comm: &comm, receive: &receive, send: &send, words, wrong: wrong.address() };
+    match case {
+        Case::Ring | Case::AllToAll => launch.start(&kernel, case, DEADLINE)?,
+        Case::Alone if rank == 0 => launch.start(&kernel, case, Deadline::after_ms(200))?,
+        Case::Abort if rank == 0 => {
+            launch.start(&kernel, case, Deadline::NONE)?;
             thread::sleep(Duration::from_millis(200));
             comm.abort();
         }
@@ -177,6 +215,7 @@ fn on_comm(
     }
     stream.synchronize()?;
     let time = start.elapsed();
+    place.wait_for_all()?;
     // Windows live until no rank puts into them. A rank alone has put long before its wait ended.
     meet(&comm)?;
 
@@ -203,71 +242,81 @@ fn meet(comm: &DeviceComm) -> Result<(), NcclError> {
     Window::new(comm, 4096).map(drop)
 }
 
+/// A kernel of a case.
+enum Program {
+    Rust(Kernel),
+    Cpp(Cpp),
+}
+
 /// The objects of a launch.
 struct Launch<'a> {
-    device: &'a Arc<CudaDevice>,
     stream: &'a Arc<dyn Stream>,
     comm: &'a DeviceComm,
     receive: &'a Window<'a>,
     send: &'a Window<'a>,
     words: usize,
+    /// The word for the first wrong index that a kernel in C++ finds.
+    wrong: u64,
 }
 
 impl Launch<'_> {
-    fn rust(&self, module: &dyn Module, case: Case, deadline: Deadline) -> Fallible<()> {
-        let config = LaunchConfig::new(1, THREADS);
+    fn start(&self, program: &Program, case: Case, deadline: Deadline) -> Fallible<()> {
+        match program {
+            Program::Rust(kernel) => self.rust(kernel, case, deadline),
+            Program::Cpp(kernel) => self.cpp(kernel, case),
+        }
+    }
+
+    fn rust(&self, kernel: &Kernel, case: Case, deadline: Deadline) -> Fallible<()> {
         let Self { comm, receive, send, words, .. } = self;
-        let (name, arguments): (_, Vec<&dyn KernelArg>) = match case {
-            Case::AllToAll => ("all_to_all", vec![*comm, *receive, &ROUNDS, &deadline]),
-            _ => ("ring", vec![*comm, *receive, *send, words, &ROUNDS, &deadline]),
+        let arguments: Vec<&dyn KernelArg> = match case {
+            Case::AllToAll => vec![*comm, *receive, &ROUNDS, &deadline],
+            _ => vec![*comm, *receive, *send, words, &ROUNDS, &deadline],
         };
-        let kernel = Kernel::of(self.device, module, name)?;
         // Safety: the kernel's parameters; one block on each rank; the windows live until the stream is synchronised.
-        unsafe { kernel.launch(&**self.stream, config, &arguments)? };
+        unsafe { kernel.launch(&**self.stream, LaunchConfig::new(1, THREADS), &arguments)? };
         Ok(())
     }
 
-    fn cpp(&self, module: &Cpp, case: Case, wrong: u64) -> Fallible<()> {
-        let dev_comm = self.comm.dev_comm();
+    fn cpp(&self, kernel: &Cpp, case: Case) -> Fallible<()> {
         let (receive, send) = (self.receive.handle(), self.send.handle());
         let argument = |value: &u64| std::ptr::from_ref(value).cast_mut().cast::<c_void>();
-        let comm = dev_comm.as_ptr().cast_mut().cast::<c_void>();
-        let length = self.words as u64;
-        let (name, mut arguments) = match case {
-            Case::AllToAll => {
-                let window = [&receive.window, &receive.base, &ROUNDS, &wrong];
-                (c"cpp_all_to_all", window.map(argument).to_vec())
-            }
+        let comm = self.comm.dev_comm().as_ptr().cast_mut().cast::<c_void>();
+        let (length, wrong) = (self.words as u64, &self.wrong);
+        let mut arguments = match case {
+            Case::AllToAll => [&receive.window, &receive.base, &ROUNDS, wrong].map(argument).to_vec(),
             _ => {
-                let windows = [&receive.window, &send.window, &receive.base, &send.base, &length, &ROUNDS, &wrong];
-                (c"cpp_ring", windows.map(argument).to_vec())
+                let windows = [&receive.window, &send.window, &receive.base, &send.base, &length, &ROUNDS, wrong];
+                windows.map(argument).to_vec()
             }
         };
         arguments.insert(0, comm);
-        module.launch(name, self.stream, &mut arguments)
+        kernel.launch(self.stream, &mut arguments)
     }
 }
 
-/// A module in C++, which has none of gin's variables. It stays loaded.
-struct Cpp(sys::CUmodule);
+/// A kernel in C++, whose module has none of gin's variables and stays loaded.
+struct Cpp(sys::CUfunction);
 
 impl Cpp {
-    fn load(image: &[u8]) -> Fallible<Self> {
-        let mut module = std::ptr::null_mut();
+    /// Loads the kernel `cpp_` and `name`, also its code: a later load would wait for the kernels that run then.
+    fn load(image: &[u8], name: &str) -> Fallible<Self> {
+        let name = CString::new(format!("cpp_{name}"))?;
+        let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
         // Safety: the file of a module; the GPU's context is current since the communicator was made.
-        unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) }.result()?;
-        Ok(Self(module))
+        unsafe {
+            sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()).result()?;
+            sys::cuModuleGetFunction(&raw mut function, module, name.as_ptr()).result()?;
+            sys::cuFuncLoad(function).result()?;
+        }
+        Ok(Self(function))
     }
 
-    fn launch(&self, name: &CStr, stream: &Arc<dyn Stream>, arguments: &mut [*mut c_void]) -> Fallible<()> {
+    fn launch(&self, stream: &Arc<dyn Stream>, arguments: &mut [*mut c_void]) -> Fallible<()> {
         let stream = CudaStream::of(&**stream).ok_or("the stream is not a GPU's")?.raw();
-        let mut function = std::ptr::null_mut();
-        // Safety: the module is loaded; the arguments are the kernel's parameters, which the driver copies.
-        unsafe {
-            sys::cuModuleGetFunction(&raw mut function, self.0, name.as_ptr()).result()?;
-            let (arguments, none) = (arguments.as_mut_ptr(), std::ptr::null_mut());
-            sys::cuLaunchKernel(function, 1, 1, 1, THREADS, 1, 1, 0, stream.cast(), arguments, none).result()?;
-        }
+        let (arguments, none) = (arguments.as_mut_ptr(), std::ptr::null_mut());
+        // Safety: the function is loaded; the arguments are the kernel's parameters, which the driver copies.
+        unsafe { sys::cuLaunchKernel(self.0, 1, 1, 1, THREADS, 1, 1, 0, stream.cast(), arguments, none).result()? };
         Ok(())
     }
 }

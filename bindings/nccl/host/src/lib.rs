@@ -12,6 +12,8 @@
 //! and of a window is collective: all ranks call, each in its own thread or process.
 //!
 //! The example `nccl_ring` of this crate runs kernels on all GPUs of a machine, and exchanges with kernels in CUDA C++.
+//! Ranks may share a GPU: NCCL allows it if `NCCL_MULTI_RANK_GPU_ENABLE=1` is in the environment. Then no rank may call
+//! NCCL while a kernel on its GPU waits for that rank.
 #![warn(unreachable_pub)]
 
 #[doc(hidden)]
