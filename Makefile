@@ -18,7 +18,7 @@ ARCHS ?= sm_80 sm_90 sm_100
 PREFIX ?= /usr/local
 DESTDIR ?=
 
-.PHONY: help setup run test test-rdma test-torch stress soak night gpu-test gpu-bundle offline-bundle device-lib nccl-plugin nccl-device install release bench doc guide fmt lint clean clean-tools
+.PHONY: help setup run test test-rdma test-torch stress soak night gpu-test gpu-bundle offline-bundle device-lib nccl-plugin nccl-device nccl-bench install release bench doc guide fmt lint clean clean-tools
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ nccl-plugin: ## Builds the plugin for NCCL, target/nccl/libnccl-rma-gin.so
 
 nccl-device: ## Fetches NCCL's device functions and LLVM's programs, which kernels in Rust for NCCL are linked with
 	@scripts/setup.sh nccl
+
+nccl-bench: ## Builds gin-nccl-bench, which `gin bench nccl` runs, into target/release; needs make nccl-device
+	@$(CARGO) build --release -p gin-nccl-bench --features nccl
 
 install: ## Installs the libraries and headers for C and C++ below PREFIX (/usr/local) and DESTDIR
 	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh

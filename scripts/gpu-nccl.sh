@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
 # Builds what runs NCCL's device functions from Rust on a GPU machine without Rust: kernels in Rust and in CUDA C++, the
-# program nccl_ring, gin's plugin for NCCL, and run.sh. The folder is gpu-nccl in the target folder, or the first
-# argument. NCCL's library is that of the machine.
+# programs nccl_ring, gin-bench and gin-nccl-bench, gin's plugin for NCCL, and run.sh. The folder is gpu-nccl in the
+# target folder, or the first argument. NCCL's library is that of the machine.
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -25,6 +25,10 @@ mkdir -p "$to"
 strip -o "$to/nccl_ring" "$target/release/examples/nccl_ring"
 "${CARGO:-cargo}" rustc --release -p gin-nccl --lib --crate-type cdylib -- -Cstrip=debuginfo
 strip -o "$to/libnccl-rma-gin.so" "$target/release/libgin_nccl.so"
+"${CARGO:-cargo}" build --release -p gin-nccl-bench --features nccl
+"${CARGO:-cargo}" build --release -p gin-bench
+strip -o "$to/gin-nccl-bench" "$target/release/gin-nccl-bench"
+strip -o "$to/gin-bench" "$target/release/gin-bench"
 rm -f "$to"/*.ptxas
 git rev-parse HEAD >"$to/commit" 2>/dev/null || echo unknown >"$to/commit"
 
@@ -32,9 +36,10 @@ cat >"$to/run.sh" <<'EOF'
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Runs nccl_ring on all GPUs of this machine, or with two ranks on its only GPU: over gin's plugin, with NVLink teams and without, and on each further
-# library of NCCL that an argument names (its version must be given as GIN_NCCL_NEWEST). Logs are in $OUT, or in the
-# folder out.
+# Runs nccl_ring with one rank for each GPU of this machine, with two ranks on its only GPU, or with $RANKS ranks that
+# share the GPUs: over gin's plugin, with NVLink teams and without, and on each further library of NCCL that an argument
+# names (its version must be given as GIN_NCCL_NEWEST). Then it times NCCL's proxy beside gin's, and NCCL's GDAKI over
+# gin's software NIC. Logs are in $OUT, or in the folder out.
 
 set -uo pipefail
 cd "$(dirname "$0")"
@@ -43,26 +48,30 @@ mkdir -p "$out"
 wheel=$(python3 -c 'import nvidia.nccl as nccl; print(list(nccl.__path__)[0] + "/lib/libnccl.so.2")' 2>/dev/null)
 libraries=("${GIN_NCCL_LIBRARY:-${wheel:-libnccl.so.2}}" "$@")
 export NCCL_RMA_PLUGIN="${NCCL_RMA_PLUGIN:-$PWD/libnccl-rma-gin.so}" NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
-ranks=$(nvidia-smi -L | wc -l)
-if [ "$ranks" = 1 ]; then
-    # The kernels of both ranks run at the same time, so none may be loaded late.
-    export NCCL_MULTI_RANK_GPU_ENABLE=1 CUDA_MODULE_LOADING=EAGER
-    ranks=2
-fi
 failed=0
 for library in "${libraries[@]}"; do
     for team in all 1; do
         log="$out/$(basename "$(dirname "$library")")-$team.log"
         echo "== $library, NCCL_LSA_TEAM_SIZE=$team"
         [ "$team" = all ] && unset NCCL_LSA_TEAM_SIZE || export NCCL_LSA_TEAM_SIZE=$team
-        GIN_NCCL_LIBRARY=$library timeout 300 ./nccl_ring gin-nccl-kernels.sm_90.cubin peer.cubin "$ranks" \
+        GIN_NCCL_LIBRARY=$library timeout 300 ./nccl_ring gin-nccl-kernels.sm_90.cubin peer.cubin ${RANKS:-} \
             >"$log" 2>&1 || failed=1
         tail -n 12 "$log"
     done
 done
+unset NCCL_LSA_TEAM_SIZE
+export GIN_NCCL_LIBRARY=${libraries[0]}
+bench() { # NAME ARGUMENTS...
+    local name=$1
+    shift
+    echo "== gin bench nccl, $name"
+    timeout 600 ./gin-bench nccl "$@" 2>"$out/$name.log" | tee "$out/$name.txt"
+    [ "${PIPESTATUS[0]}" = 0 ] || { tail -n 3 "$out/$name.log"; failed=1; }
+}
+bench proxy
+NCCL_GIN_PLUGIN="$PWD/libnccl-rma-gin.so" NCCL_GIN_TYPE=3 bench gdaki --repeats 3
 # Without a network NCCL must refuse, with the remedy.
-NCCL_RMA_PLUGIN=none GIN_NCCL_LIBRARY=${libraries[0]} timeout 60 \
-    ./nccl_ring gin-nccl-kernels.sm_90.cubin peer.cubin "$ranks" >"$out/none.log" 2>&1
+NCCL_RMA_PLUGIN=none timeout 60 ./nccl_ring gin-nccl-kernels.sm_90.cubin >"$out/none.log" 2>&1
 echo "== without a plugin: $(tail -n 1 "$out/none.log")"
 exit "$failed"
 EOF

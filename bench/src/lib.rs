@@ -22,6 +22,7 @@ mod lab;
 mod launch;
 mod lsa;
 mod matmul;
+mod nccl;
 mod nics;
 mod nowhere;
 mod parts;
@@ -62,7 +63,7 @@ pub type Failure = Box<dyn Error>;
 /// The operations to measure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Measurement {
-    /// All of the others, except those in C++.
+    /// All of the others, except those in C++ and beside NCCL.
     All,
     /// Loads and stores between GPUs: round trip, barrier, put by size.
     Lsa,
@@ -82,6 +83,8 @@ pub enum Measurement {
     Launch,
     /// Kernels in C++ beside the same in Rust.
     Capi,
+    /// NCCL's network beside gin's proxy.
+    Nccl,
 }
 
 /// GPUs to measure on.
@@ -295,7 +298,7 @@ fn end(rank: &Rank, comm: &Communicator) -> Result<(), CommError> {
 }
 
 /// The measurements by name, with the ranks that they need if these are processes.
-const MEASURES: [(&str, Processes, Measure, Measurement); 18] = [
+const MEASURES: [(&str, Processes, Measure, Measurement); 19] = [
     ("lsa, round trip", Processes::Two, lsa::round_trips, Measurement::Lsa),
     ("lsa, barrier", Processes::Any, lsa::barriers, Measurement::Lsa),
     ("lsa, sizes", Processes::Two, lsa::sizes, Measurement::Lsa),
@@ -314,6 +317,7 @@ const MEASURES: [(&str, Processes, Measure, Measurement); 18] = [
     ("matmul", Processes::Any, matmul::products, Measurement::Matmul),
     ("launch", Processes::None, launch::steps, Measurement::Launch),
     ("capi", Processes::Two, capi::twins, Measurement::Capi),
+    ("nccl", Processes::None, nccl::beside, Measurement::Nccl),
 ];
 
 /// Runs the measurements and prints each table as soon as it is complete. In a job, all ranks run it and one of them
@@ -324,7 +328,7 @@ const MEASURES: [(&str, Processes, Measure, Measurement); 18] = [
 /// the error of a measurement and continues with the next one.
 pub fn run(bench: &Bench, measurement: Measurement, output: &Output, out: &mut impl Write) -> Result<Outcome, Failure> {
     let Output { form, earlier, plot } = output;
-    let of_all = |kind| measurement == Measurement::All && kind != Measurement::Capi;
+    let of_all = |kind| measurement == Measurement::All && !matches!(kind, Measurement::Capi | Measurement::Nccl);
     let chosen = MEASURES.iter().filter(|(.., kind)| of_all(*kind) || measurement == *kind);
     let (suited, refused): (Vec<_>, Vec<_>) =
         chosen.map(|measure| (measure, bench.suits(measure.0, measure.1))).partition(|(_, suits)| suits.is_ok());

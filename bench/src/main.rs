@@ -50,6 +50,9 @@ enum What {
     Launch,
     /// Kernels in C++ beside the same in Rust, between two ranks. Requires --module; `all` leaves it out.
     Capi,
+    /// NCCL's network beside gin's proxy, by the same kernels on the same GPUs. Requires NCCL and the program
+    /// gin-nccl-bench, which `make nccl-bench` builds; `all` leaves it out.
+    Nccl,
     /// The cost of joining and of collective operations over TCP, simulated on this machine. Uses no GPU.
     Bootstrap,
     /// Instructions and registers of the probe kernels, beside NCCL's. Requires the CUDA tools, but no GPU.
@@ -110,11 +113,11 @@ const DEADLINE_MS: u64 = 10_000;
 
 /// Refuses the first option that the measurement ignores.
 fn refuse_ignored(arguments: &Arguments) -> Result<(), Refused> {
-    use What::{All, Bootstrap, Capi, Ep, Gdaki, Launch, Layouts, Lsa, Matmul, Post, Proxy};
+    use What::{All, Bootstrap, Capi, Ep, Gdaki, Launch, Layouts, Lsa, Matmul, Nccl, Post, Proxy};
     let json = arguments.format == Format::Json;
     let on_gpus = (
-        &[Lsa, Proxy, Post, Gdaki, Ep, Layouts, Matmul, Launch, Capi, All][..],
-        "lsa, proxy, post, gdaki, ep, layouts, matmul, launch, capi and all",
+        &[Lsa, Proxy, Post, Gdaki, Ep, Layouts, Matmul, Launch, Capi, Nccl, All][..],
+        "lsa, proxy, post, gdaki, ep, layouts, matmul, launch, capi, nccl and all",
     );
     let by_size = (&[Lsa, All][..], "lsa and all");
     let plotted = (&[Lsa, Ep, All][..], "lsa, ep and all");
@@ -131,7 +134,10 @@ fn refuse_ignored(arguments: &Arguments) -> Result<(), Refused> {
         (
             "--format json",
             json,
-            (&[Lsa, Proxy, Post, Gdaki, Ep, Layouts, Matmul, Launch, Capi, All, Bootstrap][..], "measurements of time"),
+            (
+                &[Lsa, Proxy, Post, Gdaki, Ep, Layouts, Matmul, Launch, Capi, Nccl, All, Bootstrap][..],
+                "measurements of time",
+            ),
         ),
     ];
     for (option, given, (measurements, names)) in options {
@@ -164,6 +170,7 @@ fn run(arguments: &Arguments, out: &mut impl Write) -> Result<End, Failure> {
         What::Matmul => Measurement::Matmul,
         What::Launch => Measurement::Launch,
         What::Capi => Measurement::Capi,
+        What::Nccl => Measurement::Nccl,
         What::Bootstrap => {
             return bootstrap::run(arguments.max_ranks.unwrap_or(1024), json, out).map(|()| End::Right);
         }
@@ -180,10 +187,13 @@ fn run(arguments: &Arguments, out: &mut impl Write) -> Result<End, Failure> {
         (None, _) => None,
     };
     let (device, note) = choose_one(arguments.device.as_ref().unwrap_or(&DeviceChoice::Auto))?;
-    if let (Measurement::Capi, RunDevice::Virtual) = (measurement, &device) {
-        return Err(
-            Refused("capi: its kernels in C++ are for NVIDIA GPUs; there are only virtual ones".to_owned()).into()
-        );
+    let only_gpus = match measurement {
+        Measurement::Capi => Some("capi: its kernels in C++ are for NVIDIA GPUs"),
+        Measurement::Nccl => Some("nccl: NCCL is for NVIDIA GPUs"),
+        _ => None,
+    };
+    if let (Some(why), RunDevice::Virtual) = (only_gpus, &device) {
+        return Err(Refused(format!("{why}; there are only virtual ones")).into());
     }
     let job = join()?;
     let prints = job.as_ref().is_none_or(ThisJob::prints);

@@ -317,6 +317,12 @@ fn bench_capi_says_that_its_kernels_or_a_gpu_are_missing() {
 }
 
 #[test]
+fn bench_nccl_says_that_it_needs_gpus() {
+    refused("nccl --device virtual", &["nccl", "NVIDIA GPUs", "virtual"]);
+    refused("nccl --max-bytes 4KiB", &["--max-bytes", "only lsa and all"]);
+}
+
+#[test]
 fn bench_refuses_unknown_arguments() {
     refused("speed", &["speed", "proxy"]);
     refused("lsa --repeats 0", &["--repeats", "0"]);

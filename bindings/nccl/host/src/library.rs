@@ -2,7 +2,7 @@
 //! `libnccl.so.2`, opened at run time.
 
 use crate::abi::{CommProperties, DevComm, DevCommRequirements};
-use crate::{NEWEST, NcclError, check_version, version_code};
+use crate::{NEWEST, NcclError, check_version, version_code, version_text};
 use gin_gpu::cuda::CudaDevice;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
@@ -113,6 +113,11 @@ impl Library {
     /// Returns the version, as `NCCL_VERSION_CODE`: 23007 for 2.30.7.
     pub fn version(&self) -> u32 {
         self.version
+    }
+
+    /// Returns the version as NCCL prints it, such as 2.30.7.
+    pub fn version_text(&self) -> String {
+        version_text(self.version)
     }
 
     /// Makes an id for the ranks of a communicator.

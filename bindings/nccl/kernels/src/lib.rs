@@ -10,6 +10,7 @@ use gin_nccl_device::prelude::*;
 
 #[cfg(all(feature = "nccl", target_arch = "nvptx64"))]
 mod probe;
+pub mod timed;
 
 /// The signal that counts the blocks that have arrived.
 const ARRIVED: SignalId = SignalId::new(0);
