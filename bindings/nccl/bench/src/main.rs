@@ -17,6 +17,10 @@ use std::time::Duration;
 /// The first word of the line with the figures.
 const RESULT: &str = "gin-nccl-bench:";
 
+/// Variables for ranks that share a GPU: NCCL refuses them without the first. By the second each stream has a queue, so
+/// that no kernel is in a queue behind one that waits for it.
+const SHARED: [(&str, &str); 2] = [("NCCL_MULTI_RANK_GPU_ENABLE", "1"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")];
+
 #[expect(unreachable_pub, reason = "other crates include such a table in a public module")]
 mod gin_kernels {
     include!(concat!(env!("OUT_DIR"), "/gin.rs"));
@@ -60,8 +64,10 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     if arguments.gpus[0] == arguments.gpus[1] {
-        // NCCL refuses ranks that share a GPU without it. Safety: this process has no other thread yet.
-        unsafe { std::env::set_var("NCCL_MULTI_RANK_GPU_ENABLE", "1") };
+        for (name, value) in SHARED {
+            // Safety: this process has no other thread yet.
+            unsafe { std::env::set_var(name, value) };
+        }
     }
     // Some calls of NCCL have no limit, so this thread waits at most as long as all launches and the set-up may take.
     let (done, result) = channel();

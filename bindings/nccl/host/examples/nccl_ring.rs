@@ -29,6 +29,10 @@ const DEADLINE: Deadline = Deadline::after_ms(20_000);
 const LIMIT: Duration = Duration::from_secs(60);
 const THREADS: u32 = 256;
 
+/// Variables for ranks that share a GPU: NCCL refuses them without the first. By the second each stream has a queue, so
+/// that no kernel is in a queue behind one that waits for it.
+const SHARED: [(&str, &str); 2] = [("NCCL_MULTI_RANK_GPU_ENABLE", "1"), ("CUDA_DEVICE_MAX_CONNECTIONS", "32")];
+
 /// The kernels of a rank in a case.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Language {
@@ -69,6 +73,10 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Fallible<()> {
+    for (name, value) in SHARED {
+        // Safety: this process has no other thread yet.
+        unsafe { std::env::set_var(name, value) };
+    }
     let mut args = std::env::args().skip(1);
     let rust = args.next().ok_or("usage: nccl_ring RUST.cubin [CPP.cubin [RANKS]]")?;
     let cpp = args.next();
@@ -76,10 +84,6 @@ fn run() -> Fallible<()> {
     let ranks = args.next().map_or(Ok(gpus.max(2)), |ranks| ranks.parse())?;
     if ranks < 2 || gpus == 0 {
         return Err(format!("{ranks} ranks on {gpus} GPUs; at least 2 ranks and a GPU are needed").into());
-    }
-    if ranks > gpus {
-        // NCCL refuses ranks that share a GPU without it. Safety: this process has no other thread yet.
-        unsafe { std::env::set_var("NCCL_MULTI_RANK_GPU_ENABLE", "1") };
     }
     let modules = Modules { rust: std::fs::read(&rust)?, cpp: cpp.map(std::fs::read).transpose()? };
     let library = Library::open()?;
