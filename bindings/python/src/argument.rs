@@ -1,78 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Arguments of a launch: Python values as the parameters that a kernel takes.
 
-use crate::comm::{Communicator, Member};
+use crate::comm::Communicator;
+use crate::deadline::Deadline;
+use crate::dtype::Typed;
 use crate::ep;
 use crate::error::{OrRaise, Raised};
-use crate::stream::Users;
+use crate::member::Member;
+use crate::region::Users;
 use crate::tensor::Tensor;
 use crate::window::Window;
-use bytemuck::Pod;
-use gin_abi::WindowHandle;
-use gin_device::bytemuck;
-use gin_gpu::{Argument, Device, Function, GpuError, KernelArg, MemorySlice, Parameter};
+use crate::work::{Held, check_device};
+use gin_gpu::{Argument, Device, Function, GpuError, KernelArg, Parameter};
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use std::any::TypeId;
 use std::sync::Arc;
-
-/// The ways in which kernels name a type of elements.
-pub(crate) struct Typed {
-    pub(crate) window: fn(WindowHandle) -> Argument,
-    mutable: (TypeId, fn(u64) -> Argument),
-    constant: (TypeId, fn(u64) -> Argument),
-}
-
-impl Typed {
-    pub(crate) fn of<T: Pod>() -> Self {
-        Self {
-            window: Argument::of::<gin_device::Window<T>>,
-            mutable: (TypeId::of::<*mut T>(), |address| Argument::of::<*mut T>(address as usize)),
-            constant: (TypeId::of::<*const T>(), |address| Argument::of::<*const T>(address as usize)),
-        }
-    }
-}
-
-/// Time limit of a wait in a kernel, from the start of that wait.
-#[pyclass(frozen, eq, from_py_object, module = "gincomm")]
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Deadline(pub(crate) gin_abi::Deadline);
-
-#[pymethods]
-impl Deadline {
-    #[new]
-    fn new(seconds: f64) -> PyResult<Self> {
-        Ok(Self(crate::process::seconds("deadline", seconds)?.into()))
-    }
-
-    /// No time limit. An abort or a fault still ends the wait.
-    #[classattr]
-    const NONE: Self = Self(gin_abi::Deadline::NONE);
-
-    /// Returns the limit in nanoseconds.
-    #[getter]
-    fn ns(&self) -> u64 {
-        self.0.ns()
-    }
-
-    fn __repr__(&self) -> String {
-        format!("<gincomm.Deadline: {}>", self.0)
-    }
-}
-
-/// A value that lives until a kernel has ended.
-#[derive(Debug)]
-pub(crate) enum Held {
-    /// A communicator, a window, or the owner of a parameter.
-    Object(Py<PyAny>),
-    /// A tensor whose address the kernel has.
-    #[expect(dead_code, reason = "it lives as long as this")]
-    Tensor(Tensor),
-    /// Memory behind received rows.
-    #[expect(dead_code, reason = "it lives as long as this")]
-    Memory(Vec<MemorySlice>),
-}
 
 /// The arguments of a launch.
 #[derive(Debug, Default)]
@@ -169,18 +113,6 @@ impl Arguments {
         arguments.members = passed;
         Ok(arguments)
     }
-}
-
-/// Checks that a value and a stream belong to the same rank.
-pub(crate) fn check_device(what: impl std::fmt::Display, own: &dyn Device, stream: &dyn Device) -> PyResult<()> {
-    // Ranks that share a GPU have device objects of their own.
-    if std::ptr::addr_eq(own, stream) {
-        return Ok(());
-    }
-    let (own, other) = (own.name(), stream.name());
-    Err(PyValueError::new_err(format!(
-        "{what} belongs to a rank on {own}, and the stream to another rank, on {other}: pass both of one rank"
-    )))
 }
 
 /// Returns the address of a tensor as the parameter that the kernel takes.

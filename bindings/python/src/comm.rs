@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Communicators.
 
-use crate::allocator::given;
+use crate::dlpack::elements;
 use crate::dtype::DType;
-use crate::error::{OrRaise, StateError, fault};
-use crate::guard::{Guarded, interruptible};
-use crate::tensor::{Tensor, elements};
+use crate::error::{OrRaise, fault};
+use crate::guard::Guarded;
+use crate::member::Member;
+use crate::memory::given;
+use crate::tensor::Tensor;
 use crate::window::{Part, Window};
 use gin_boot::lock;
 use gin_gpu::{Device, Memory, MemorySlice};
@@ -13,67 +15,7 @@ use gin_host::comm::{CommError, CommState, Requirements, WindowFlags};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
-
-/// The communicators of this process.
-static MEMBERS: Mutex<Vec<Weak<Member>>> = Mutex::new(Vec::new());
-
-/// Aborts and destroys all communicators of this process. One whose kernels run stays as it is.
-pub(crate) fn end_all() {
-    let members = std::mem::take(&mut *lock(&MEMBERS));
-    for member in members.iter().filter_map(Weak::upgrade) {
-        member.comm.abort_handle().abort();
-        let _ = member.comm.destroy();
-    }
-}
-
-/// One rank's member of a communicator.
-#[derive(Debug)]
-pub(crate) struct Member {
-    pub(crate) comm: gin_host::comm::Communicator,
-    /// Shared by launches, exclusive for calls that end what kernels use.
-    gate: RwLock<()>,
-    /// The tensors in memory of gin that are windows, by the window's number. Their memory keeps no tensor.
-    tensors: Mutex<HashMap<u32, Tensor>>,
-}
-
-impl Member {
-    /// Lets nobody end the communicator or a window while the guard lives.
-    pub(crate) fn launching(&self) -> PyResult<RwLockReadGuard<'_, ()>> {
-        let busy = "cannot launch: a window or the communicator is just being ended by another thread";
-        self.gate.try_read().map_err(|_| StateError::new_err(busy))
-    }
-
-    /// Lets nobody launch while the guard lives.
-    pub(crate) fn ending(&self) -> PyResult<RwLockWriteGuard<'_, ()>> {
-        let busy = "cannot end it: another thread is launching a kernel with this communicator, or is ending it";
-        self.gate.try_write().map_err(|_| StateError::new_err(busy))
-    }
-
-    /// Deregisters a window. Collective.
-    pub(crate) fn deregister(&self, py: Python<'_>, window: &gin_host::comm::Window<u8>) -> PyResult<()> {
-        let _ending = self.ending()?;
-        self.wait(py, || self.comm.deregister(window))?;
-        let tensor = lock(&self.tensors).remove(&window.id());
-        drop(tensor);
-        Ok(())
-    }
-
-    /// Refuses a call that uses the communicator, if that is destroyed.
-    pub(crate) fn check_usable(&self, call: &str) -> PyResult<()> {
-        match self.comm.state() {
-            CommState::Destroyed => Err(StateError::new_err(format!("cannot {call}: the communicator is destroyed"))),
-            _ => Ok(()),
-        }
-    }
-
-    /// Waits for other ranks in a collective call, which a signal ends by an abort.
-    fn wait<T: Send>(&self, py: Python<'_>, work: impl FnOnce() -> Result<T, CommError> + Send) -> PyResult<T> {
-        let handle = self.comm.abort_handle();
-        interruptible(py, || handle.abort(), work)?.or_raise(py)
-    }
-}
+use std::sync::Arc;
 
 /// One rank's member of a group of ranks that share windows, signals and counters. `Rank.communicator` makes it.
 #[pyclass(frozen, module = "gincomm")]
@@ -87,15 +29,9 @@ impl Communicator {
         comm: gin_host::comm::Communicator,
         requirements: &Requirements,
     ) -> PyResult<(Self, Arc<Member>)> {
-        let member = Arc::new(Member { comm, gate: RwLock::new(()), tensors: Mutex::default() });
-        let bootstrap = member.comm.bootstrap().clone();
+        let member = Arc::new(Member::new(comm));
         let guarded = Guarded::new(member.clone());
-        interruptible(py, || bootstrap.abort(), || member.comm.initialise(requirements))?.or_raise(py)?;
-        crate::process::end_with_process(py)?;
-        let mut members = lock(&MEMBERS);
-        members.retain(|member| member.strong_count() > 0);
-        members.push(Arc::downgrade(&member));
-        drop(members);
+        member.initialise(py, requirements)?;
         Ok((Self(guarded), member))
     }
 
@@ -243,7 +179,7 @@ impl Communicator {
         let window = match given {
             Some(part) => {
                 let window = member.wait(py, || member.comm.register::<u8>(&part, flags(signals)))?;
-                lock(&member.tensors).insert(window.id(), taken);
+                lock(&member.tensors).insert(window.id(), Arc::new(taken));
                 window
             }
             None => member

@@ -1,10 +1,30 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Types of elements.
 
-use crate::argument::Typed;
+use gin_abi::WindowHandle;
+use gin_device::bytemuck::Pod;
 use gin_device::prelude::{Bf16, E4m3, E5m2, F16};
+use gin_gpu::Argument;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use std::any::TypeId;
+
+/// The ways in which kernels name a type of elements.
+pub(crate) struct Typed {
+    pub(crate) window: fn(WindowHandle) -> Argument,
+    pub(crate) mutable: (TypeId, fn(u64) -> Argument),
+    pub(crate) constant: (TypeId, fn(u64) -> Argument),
+}
+
+impl Typed {
+    fn of<T: Pod>() -> Self {
+        Self {
+            window: Argument::of::<gin_device::Window<T>>,
+            mutable: (TypeId::of::<*mut T>(), |address| Argument::of::<*mut T>(address as usize)),
+            constant: (TypeId::of::<*const T>(), |address| Argument::of::<*const T>(address as usize)),
+        }
+    }
+}
 
 /// The type of an element as DLPack describes it.
 #[repr(C)]

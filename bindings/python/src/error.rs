@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Exceptions.
 
-use crate::process::aborted;
 use gin_abi::{Fault, FaultKind, FaultSubject, fault::NONE};
-use gin_boot::{BootstrapError, JobError};
+use gin_boot::{BootstrapError, JobError, lock};
 use gin_ep::EpError;
 use gin_gpu::GpuError;
 use gin_gpu::placement::PlacementError;
@@ -11,6 +10,8 @@ use gin_host::comm::{CommError, FaultReport};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex};
 
 create_exception!(gincomm, Error, PyRuntimeError, "An error of gin. Its text names the cause and the remedy.");
 create_exception!(
@@ -162,4 +163,34 @@ fn subject(fault: &Fault) -> (Option<&'static str>, Option<u32>, Option<u64>) {
         FaultSubject::Window { id, offset } => (Some("window"), Some(id), Some(offset)),
         _ => (None, None, None),
     }
+}
+
+/// The first exception of one `gincomm.launch`, and its rank if a rank raised it. Exceptions of other ranks may be its
+/// consequences.
+pub(crate) type First = Mutex<Option<(Option<u32>, PyErr)>>;
+
+thread_local! {
+    /// The rank of this thread, and the first exception of its launch.
+    pub(crate) static BODY: RefCell<Option<(u32, Arc<First>)>> = const { RefCell::new(None) };
+}
+
+/// Returns an exception that tells of an abort, with the exception of the rank of `gincomm.launch` that made the launch
+/// abort all ranks, if one did, in its text and as its cause.
+fn aborted(py: Python<'_>, text: String, make: impl FnOnce(String) -> PyErr) -> PyErr {
+    let first = BODY.with_borrow(|body| {
+        let (own, first) = body.as_ref()?;
+        let first = lock(first);
+        let (rank, error) = first.as_ref()?;
+        (*rank != Some(*own)).then(|| (*rank, error.clone_ref(py)))
+    });
+    let Some((rank, error)) = first else { return make(text) };
+    let by = rank.map_or_else(|| "the main thread".to_owned(), |rank| format!("rank {rank}"));
+    let made = make(format!("{text}; the first exception was that of {by}, {}", short(&error.to_string())));
+    made.set_cause(py, Some(error));
+    made
+}
+
+/// Returns the first line of a text, and not more than 200 characters of it.
+fn short(text: &str) -> String {
+    text.lines().next().unwrap_or_default().chars().take(200).collect()
 }

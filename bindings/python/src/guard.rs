@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Refusal after a fork, values that end without the interpreter lock, and waits that a signal interrupts.
 
-use crate::error::StateError;
+use crate::error::{OrRaise, StateError};
+use gin_gpu::GpuError;
 use pyo3::prelude::*;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The process that uses gin; 0 before the first use.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
@@ -145,4 +146,32 @@ pub(crate) fn interruptible<T: Send>(
             }
         }
     })
+}
+
+/// Waits until `is_done`. Returns whether it was so before the limit. A signal handler that raises ends the wait.
+pub(crate) fn wait_until(
+    py: Python<'_>,
+    limit: Option<Duration>,
+    is_done: impl Fn() -> Result<bool, GpuError> + Send + Sync,
+) -> PyResult<bool> {
+    let start = Instant::now();
+    loop {
+        let done = py.detach(|| {
+            let look = Instant::now();
+            let mut outcome = Ok(true);
+            gin_boot::rt::wait_until(|| {
+                outcome = is_done();
+                let over = limit.is_some_and(|limit| start.elapsed() >= limit);
+                outcome != Ok(false) || over || look.elapsed() >= LOOK
+            });
+            outcome
+        });
+        if done.or_raise(py)? {
+            return Ok(true);
+        }
+        py.check_signals()?;
+        if limit.is_some_and(|limit| start.elapsed() >= limit) {
+            return Ok(false);
+        }
+    }
 }

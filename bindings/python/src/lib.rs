@@ -6,13 +6,16 @@
 //! | `network` | back ends and networks by name |
 //! | `process` | the start of a job in this process: launchers, ids, threads |
 //! | `rank`, `comm`, `window`, `stream` | the classes |
-//! | `tensor`, `dtype` | tensors that cross the border by DLPack, and their types |
+//! | `member`, `work` | communicators and streams, as other classes use them |
+//! | `dlpack`, `dtype` | DLPack's structures, and types of elements |
+//! | `tensor`, `region` | tensors of the program for kernels, and memory of gin as tensors |
 //! | `argument`, `kernel` | kernels by name, and checked arguments |
 //! | `triton` | device functions for kernels of Triton |
-//! | `allocator` | memory for torch's pluggable allocator |
+//! | `memory`, `allocator` | memory of gin by address, and torch's pluggable allocator |
 //! | `error` | exceptions |
 //! | `ep` | expert parallelism: the submodule `gincomm.ep` |
-//! | `guard` | refusal after a fork, and values that end without the interpreter lock |
+//! | `deadline` | time limits |
+//! | `guard` | refusal after a fork, values that end without the interpreter lock, and waits |
 //!
 //! A crate with other kernels can build an extension of its own with [`fill`]: `docs/python.md` shows one.
 #![warn(unreachable_pub)]
@@ -20,18 +23,24 @@
 mod allocator;
 mod argument;
 mod comm;
+mod deadline;
+mod dlpack;
 mod dtype;
 mod ep;
 mod error;
 mod guard;
 mod kernel;
+mod member;
+mod memory;
 mod network;
 mod process;
 mod rank;
+mod region;
 mod stream;
 mod tensor;
 mod triton;
 mod window;
+mod work;
 
 // Links the kernels.
 use gin_examples_kernels as _;
@@ -52,12 +61,12 @@ pub fn fill(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<rank::Rank>()?;
     module.add_class::<comm::Communicator>()?;
     module.add_class::<window::Window>()?;
-    module.add_class::<stream::Stream>()?;
+    module.add_class::<work::Stream>()?;
     module.add_class::<kernel::Kernel>()?;
     module.add_class::<kernel::Module>()?;
-    module.add_class::<argument::Deadline>()?;
+    module.add_class::<deadline::Deadline>()?;
     module.add_function(wrap_pyfunction!(process::init, module)?)?;
-    module.add_function(wrap_pyfunction!(process::rank, module)?)?;
+    module.add_function(wrap_pyfunction!(rank::rank, module)?)?;
     module.add_function(wrap_pyfunction!(process::unique_id, module)?)?;
     module.add_function(wrap_pyfunction!(process::launch, module)?)?;
     module.add_function(wrap_pyfunction!(process::gpus, module)?)?;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The start of a job: this process as one rank, or ranks that are threads of it.
 
-use crate::error::{Error, OrRaise, Raised, StateError};
+use crate::deadline::seconds;
+use crate::error::{BODY, Error, First, OrRaise, Raised, StateError};
 use crate::guard::{LOOK, abandonable, check_process};
 use crate::kernel::TABLES;
 use crate::network::Nics;
-use crate::rank::Rank;
+use crate::rank::{Rank, add, open_rank};
 use gin_boot::{Bootstrap, IdError, InProcess, Job, Rendezvous, TcpBootstrap, TcpConfig, UniqueId, lock};
 use gin_gpu::placement::Placement;
 use gin_gpu::virt::VirtualDevice;
@@ -14,16 +15,11 @@ use gin_host::comm::CommConfig;
 use gin_virtual::{DeviceConfig, ThreadsConfig, World};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
-
-/// The ranks of this process that may be open: of a job, and of the jobs that follow it.
-static RANKS: Mutex<Vec<Py<Rank>>> = Mutex::new(Vec::new());
 
 /// The sockets at which this process listens as rank 0, until it joins.
 static LISTENING: Mutex<Vec<Rendezvous>> = Mutex::new(Vec::new());
@@ -113,23 +109,6 @@ fn member(
     Ok(Rank::new(rank.or_raise(py)?, Arc::default()))
 }
 
-/// Makes this rank the one that [`rank`] returns.
-pub(crate) fn add(py: Python<'_>, rank: Rank) -> PyResult<Py<Rank>> {
-    let made = Py::new(py, rank)?;
-    end_with_process(py)?;
-    let mut ranks = lock(&RANKS);
-    ranks.retain(|rank| !rank.get().is_closed());
-    ranks.push(made.clone_ref(py));
-    Ok(made)
-}
-
-/// Returns a number of seconds as a time. `name` names it in errors.
-pub(crate) fn seconds(name: &str, value: f64) -> PyResult<Duration> {
-    let max = Duration::MAX.as_secs();
-    let refuse = |_| PyValueError::new_err(format!("{name} = {value}: pass a number of seconds, 0 to {max}"));
-    Duration::try_from_secs_f64(value).map_err(refuse)
-}
-
 /// Makes the id of a job, which this process will join as rank 0.
 ///
 /// Give the id to the other ranks only: every process that has it can join.
@@ -190,8 +169,7 @@ pub(crate) fn init(
     join: bool,
 ) -> PyResult<Py<Rank>> {
     check_process()?;
-    if let Some(known) = lock(&RANKS).iter().find(|known| !known.get().is_closed()) {
-        let known = known.get().name();
+    if let Some(known) = open_rank() {
         let text =
             format!("gincomm.init() was called before: this process is {known}; call `close()` of that rank first");
         return Err(StateError::new_err(text));
@@ -228,46 +206,6 @@ pub(crate) fn init(
     add(py, member(py, bootstrap, device, CommConfig::default())?)
 }
 
-/// Ends all that is left when the interpreter ends, while it still serves the threads that drop tensors.
-#[pyfunction]
-fn at_exit(py: Python<'_>) {
-    if check_process().is_err() {
-        return;
-    }
-    py.detach(crate::comm::end_all);
-    let ranks = std::mem::take(&mut *lock(&RANKS));
-    // A process that leaves in order does not count as lost.
-    for rank in ranks {
-        let _ = rank.get().close();
-    }
-}
-
-/// Makes the interpreter call [`at_exit`].
-pub(crate) fn end_with_process(py: Python<'_>) -> PyResult<()> {
-    static ASKED: AtomicBool = AtomicBool::new(false);
-    if !ASKED.swap(true, Ordering::Relaxed) {
-        py.import("atexit")?.call_method1("register", (wrap_pyfunction!(at_exit, py)?,))?;
-    }
-    Ok(())
-}
-
-/// Returns the device of that rank, if it is open.
-pub(crate) fn device() -> Option<Arc<dyn Device>> {
-    lock(&RANKS).iter().find_map(|rank| rank.get().device_if_open())
-}
-
-/// Returns the rank that `gincomm.init`, or the last `Rank.grow`, has made in this process.
-#[pyfunction]
-pub(crate) fn rank(py: Python<'_>) -> PyResult<Py<Rank>> {
-    check_process()?;
-    let ranks = lock(&RANKS);
-    match ranks.iter().rfind(|rank| !rank.get().is_closed()).or(ranks.last()) {
-        Some(rank) if !rank.get().is_closed() => Ok(rank.clone_ref(py)),
-        Some(_) => Err(StateError::new_err("the rank of this process is closed")),
-        None => Err(StateError::new_err("gincomm.init() has not been called in this process")),
-    }
-}
-
 /// Returns the names of the GPUs that gin can use here; empty if there is none.
 #[pyfunction]
 pub(crate) fn gpus(py: Python<'_>) -> PyResult<Vec<String>> {
@@ -279,36 +217,9 @@ pub(crate) fn gpus(py: Python<'_>) -> PyResult<Vec<String>> {
 /// State that the threads of one `gincomm.launch` share.
 #[derive(Debug, Default)]
 struct Launched {
-    /// The first exception, and its rank if a rank raised it. Those of other ranks may be its consequences.
-    first: Mutex<Option<(Option<u32>, PyErr)>>,
+    first: Arc<First>,
     /// Python's numbers of the threads whose bodies run, by rank.
     bodies: Mutex<BTreeMap<u32, i64>>,
-}
-
-thread_local! {
-    /// The rank of this thread, and its launch.
-    static BODY: RefCell<Option<(u32, Arc<Launched>)>> = const { RefCell::new(None) };
-}
-
-/// Returns an exception that tells of an abort, with the exception of the rank of `gincomm.launch` that made the launch
-/// abort all ranks, if one did, in its text and as its cause.
-pub(crate) fn aborted(py: Python<'_>, text: String, make: impl FnOnce(String) -> PyErr) -> PyErr {
-    let first = BODY.with_borrow(|body| {
-        let (own, launched) = body.as_ref()?;
-        let first = lock(&launched.first);
-        let (rank, error) = first.as_ref()?;
-        (*rank != Some(*own)).then(|| (*rank, error.clone_ref(py)))
-    });
-    let Some((rank, error)) = first else { return make(text) };
-    let by = rank.map_or_else(|| "the main thread".to_owned(), |rank| format!("rank {rank}"));
-    let made = make(format!("{text}; the first exception was that of {by}, {}", short(&error.to_string())));
-    made.set_cause(py, Some(error));
-    made
-}
-
-/// Returns the first line of a text, and not more than 200 characters of it.
-fn short(text: &str) -> String {
-    text.lines().next().unwrap_or_default().chars().take(200).collect()
 }
 
 impl Launched {
@@ -362,7 +273,7 @@ pub(crate) fn launch(
         let (to, launched_here) = (to.clone(), launched.clone());
         let (member, body) = (member.clone_ref(py), body.clone().unbind());
         let run = move || {
-            BODY.set(Some((index, launched_here.clone())));
+            BODY.set(Some((index, launched_here.first.clone())));
             let value = Python::attach(|py| {
                 let outcome = run_body(py, &launched_here, index, &member, &body);
                 if let Err(error) = &outcome {

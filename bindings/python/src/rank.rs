@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One rank of a job.
+//! One rank of a job, and the ranks of this process.
 
-use crate::allocator::note;
-use crate::comm::{Communicator, Member, extent};
-use crate::ep::View;
+use crate::comm::{Communicator, extent};
+use crate::deadline::seconds;
 use crate::error::{OrRaise, StateError};
 use crate::guard::{Guarded, abandonable, check_process, interruptible, without_lock};
 use crate::kernel::{Kernel, Module, find, load, names};
+use crate::member::{Member, end_all};
+use crate::memory::note;
 use crate::network::configure;
-use crate::process::seconds;
-use crate::stream::{Stream, Work, raw_handle};
-use crate::tensor::Region;
+use crate::region::{Region, View};
+use crate::stream::raw_handle;
+use crate::work::{Stream, Work};
 use gin_boot::lock;
 use gin_gpu::placement::Placement;
 use gin_gpu::{Device, GpuError, Memory, MemoryKind};
@@ -20,7 +21,11 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+
+/// The ranks of this process that may be open: of a job, and of the jobs that follow it.
+static RANKS: Mutex<Vec<Py<Rank>>> = Mutex::new(Vec::new());
 
 /// A rank while it is open.
 #[derive(Debug)]
@@ -56,12 +61,12 @@ impl Rank {
         lock(&self.open).as_ref().map(|open| (**open).clone()).ok_or_else(closed)
     }
 
-    pub(crate) fn device_if_open(&self) -> Option<Arc<dyn Device>> {
+    fn device_if_open(&self) -> Option<Arc<dyn Device>> {
         self.open().ok().map(|open| open.rank.device().clone())
     }
 
     /// Returns its name for errors.
-    pub(crate) fn name(&self) -> String {
+    fn name(&self) -> String {
         format!("rank {} of {}", self.number, self.ranks)
     }
 
@@ -114,7 +119,7 @@ impl Rank {
     /// Returns the DLPack device of tensors that its kernels reach: type and number.
     #[getter]
     fn dlpack_device(&self) -> PyResult<(i32, i32)> {
-        Ok(crate::tensor::dlpack_device(&**self.open()?.rank.device()))
+        Ok(crate::dlpack::dlpack_device(&**self.open()?.rank.device()))
     }
 
     /// Creates a communicator of all ranks. Collective. All ranks pass the same values.
@@ -178,6 +183,7 @@ impl Rank {
         config.lsa_size = lsa_size.or(config.lsa_size);
         let comm = gin_host::comm::Communicator::new(rank.bootstrap().clone(), rank.device().clone(), config);
         let (comm, member) = Communicator::new(py, comm, &needs)?;
+        end_with_process(py)?;
         let mut members = lock(&open.members);
         members.retain(|member| member.strong_count() > 0);
         members.push(Arc::downgrade(&member));
@@ -250,7 +256,7 @@ impl Rank {
         let next = abandonable(py, move || bootstrap.grow(&joining, within))?.or_raise(py)?;
         let (device, config) = (open.rank.device().clone(), CommConfig::default());
         let rank = gin_host::world::Rank::outside(next, device, config, &Placement::Automatic).or_raise(py)?;
-        crate::process::add(py, Self::new(rank, open.streams.clone()))
+        add(py, Self::new(rank, open.streams.clone()))
     }
 
     /// Waits for all ranks. Collective.
@@ -305,5 +311,60 @@ impl Rank {
     fn __repr__(&self) -> String {
         let end = if self.is_closed() { ", closed" } else { "" };
         format!("<gincomm.Rank: {} of {}{end}>", self.number, self.ranks)
+    }
+}
+
+/// Makes this rank the one that [`rank`] returns.
+pub(crate) fn add(py: Python<'_>, rank: Rank) -> PyResult<Py<Rank>> {
+    let made = Py::new(py, rank)?;
+    end_with_process(py)?;
+    let mut ranks = lock(&RANKS);
+    ranks.retain(|rank| !rank.get().is_closed());
+    ranks.push(made.clone_ref(py));
+    Ok(made)
+}
+
+/// Returns the name of a rank of this process that is open, for errors.
+pub(crate) fn open_rank() -> Option<String> {
+    lock(&RANKS).iter().map(Py::get).find(|rank| !rank.is_closed()).map(Rank::name)
+}
+
+/// Ends all that is left when the interpreter ends, while it still serves the threads that drop tensors.
+#[pyfunction]
+fn at_exit(py: Python<'_>) {
+    if check_process().is_err() {
+        return;
+    }
+    py.detach(end_all);
+    let ranks = std::mem::take(&mut *lock(&RANKS));
+    // A process that leaves in order does not count as lost.
+    for rank in ranks {
+        let _ = rank.get().close();
+    }
+}
+
+/// Makes the interpreter call [`at_exit`].
+fn end_with_process(py: Python<'_>) -> PyResult<()> {
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    if !ASKED.swap(true, Ordering::Relaxed) {
+        py.import("atexit")?.call_method1("register", (wrap_pyfunction!(at_exit, py)?,))?;
+    }
+    Ok(())
+}
+
+/// Returns the device of the rank that [`rank`] returns, if it is open.
+pub(crate) fn device() -> Option<Arc<dyn Device>> {
+    lock(&RANKS).iter().find_map(|rank| rank.get().device_if_open())
+}
+
+/// Returns the rank that `gincomm.init`, or the last `Rank.grow`, has made in this process.
+#[pyfunction]
+pub(crate) fn rank(py: Python<'_>) -> PyResult<Py<Rank>> {
+    check_process()?;
+    let ranks = lock(&RANKS);
+    match ranks.iter().rfind(|rank| !rank.get().is_closed()).or(ranks.last()) {
+        Some(rank) if !rank.get().is_closed() => Ok(rank.clone_ref(py)),
+        Some(_) => Err(StateError::new_err("the rank of this process is closed")),
+        None => Err(StateError::new_err("gincomm.init() has not been called in this process")),
     }
 }

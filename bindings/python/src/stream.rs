@@ -1,181 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Streams, and launches on them.
+//! The methods of streams: launches and waits.
 
-use crate::argument::{Arguments, Held};
+use crate::argument::Arguments;
+use crate::deadline::seconds;
 use crate::error::{Error, OrRaise};
-use crate::guard::{Guarded, LOOK, check_process};
+use crate::guard::{check_process, wait_until};
 use crate::kernel::{Kernel, find};
-use crate::process::seconds;
+use crate::work::Stream;
 use gin_boot::lock;
 use gin_device::exec::Dim3;
-use gin_gpu::{DeviceKind, Event, GpuError, LaunchConfig};
+use gin_gpu::LaunchConfig;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
-
-/// The number of values for the use of kernels at which a launch marks the stream.
-const MARK_AT: usize = 16;
-
-/// The values that kernels use which have not been seen to end.
-#[derive(Debug, Default)]
-struct KeepAlive {
-    /// Each with the number of the last launch that uses it.
-    held: Vec<(u64, Held)>,
-    launches: u64,
-    /// Events after a launch and all before, oldest first.
-    marks: VecDeque<(u64, Box<dyn Event>)>,
-    /// The number of values that were added since the last mark.
-    unmarked: usize,
-}
-
-impl KeepAlive {
-    /// Removes and returns what no launch after this one uses.
-    fn take(&mut self, launch: u64) -> Vec<Held> {
-        let (gone, held) = std::mem::take(&mut self.held).into_iter().partition(|(last, _)| *last <= launch);
-        self.held = held;
-        self.marks.retain(|(number, _)| *number > launch);
-        gone.into_iter().map(|(_, value)| value).collect()
-    }
-}
-
-/// A stream, and what its kernels use.
-#[derive(Debug)]
-pub(crate) struct Work {
-    pub(crate) stream: Arc<dyn gin_gpu::Stream>,
-    keep_alive: Mutex<KeepAlive>,
-    /// The program's object of a stream of its own.
-    _owner: Option<Py<PyAny>>,
-}
-
-impl Work {
-    pub(crate) fn new(stream: Arc<dyn gin_gpu::Stream>, owner: Option<Py<PyAny>>) -> Arc<Self> {
-        Arc::new(Self { stream, keep_alive: Mutex::default(), _owner: owner })
-    }
-
-    /// Adds what a kernel uses that the caller launches next, while it has the interpreter lock. Returns what is not
-    /// used any more.
-    fn hold(&self, held: Vec<Held>) -> Result<Vec<Held>, GpuError> {
-        let mut keep_alive = lock(&self.keep_alive);
-        let mut gone = Vec::new();
-        let marks = keep_alive.unmarked >= MARK_AT || !keep_alive.marks.is_empty();
-        // A stream that is captured must not be asked, and its kernels run later.
-        if marks && !self.stream.is_capturing()? {
-            if keep_alive.unmarked >= MARK_AT {
-                let mark = (keep_alive.launches, self.stream.record()?);
-                keep_alive.marks.push_back(mark);
-                keep_alive.unmarked = 0;
-            }
-            while let Some((launch, mark)) = keep_alive.marks.front() {
-                if !mark.is_done()? {
-                    break;
-                }
-                let ended = *launch;
-                gone.extend(keep_alive.take(ended));
-            }
-        }
-        keep_alive.launches += 1;
-        let launch = keep_alive.launches;
-        for value in held {
-            let known = |(_, other): &&mut (u64, Held)| match (other, &value) {
-                (Held::Object(other), Held::Object(value)) => other.is(value),
-                _ => false,
-            };
-            match keep_alive.held.iter_mut().find(known) {
-                Some((last, _)) => *last = launch,
-                None => {
-                    keep_alive.held.push((launch, value));
-                    keep_alive.unmarked += 1;
-                }
-            }
-        }
-        Ok(gone)
-    }
-}
-
-impl Drop for Work {
-    fn drop(&mut self) {
-        // A kernel that still runs may use them. Nothing tells when it ends.
-        if !matches!(self.stream.is_capturing(), Ok(false)) || !matches!(self.stream.is_idle(), Ok(true)) {
-            std::mem::forget(std::mem::take(&mut lock(&self.keep_alive).held));
-        }
-    }
-}
-
-/// The streams of kernels that use memory which is a tensor on the CPU: that of a virtual GPU. The consumer of such a
-/// tensor has no stream, and reads at once.
-#[derive(Debug, Default)]
-pub(crate) struct Users(Mutex<Vec<Arc<dyn gin_gpu::Stream>>>);
-
-impl Users {
-    /// Adds the stream of a kernel that the caller launches next.
-    pub(crate) fn add(&self, stream: &Arc<dyn gin_gpu::Stream>) {
-        let mut streams = lock(&self.0);
-        if stream.device().kind() == DeviceKind::Virtual && !streams.iter().any(|known| Arc::ptr_eq(known, stream)) {
-            streams.retain(|known| !matches!(known.is_idle(), Ok(true)));
-            streams.push(stream.clone());
-        }
-    }
-
-    /// Waits for the kernels that were launched until now on these streams. Kernels of a graph are none of them.
-    pub(crate) fn wait(&self, py: Python<'_>) -> PyResult<()> {
-        let streams = lock(&self.0).clone();
-        for stream in streams {
-            let idle = |stream: &dyn gin_gpu::Stream| Ok::<_, GpuError>(stream.is_capturing()? || stream.is_idle()?);
-            if idle(&*stream).or_raise(py)? {
-                continue;
-            }
-            let mark = stream.record().or_raise(py)?;
-            wait_until(py, None, || mark.is_done())?;
-        }
-        Ok(())
-    }
-}
-
-/// Waits until `is_done`. Returns whether it was so before the limit. A signal handler that raises ends the wait.
-fn wait_until(
-    py: Python<'_>,
-    limit: Option<Duration>,
-    is_done: impl Fn() -> Result<bool, GpuError> + Send + Sync,
-) -> PyResult<bool> {
-    let start = Instant::now();
-    loop {
-        let done = py.detach(|| {
-            let look = Instant::now();
-            let mut outcome = Ok(true);
-            gin_boot::rt::wait_until(|| {
-                outcome = is_done();
-                let over = limit.is_some_and(|limit| start.elapsed() >= limit);
-                outcome != Ok(false) || over || look.elapsed() >= LOOK
-            });
-            outcome
-        });
-        if done.or_raise(py)? {
-            return Ok(true);
-        }
-        py.check_signals()?;
-        if limit.is_some_and(|limit| start.elapsed() >= limit) {
-            return Ok(false);
-        }
-    }
-}
-
-/// Kernels of one rank in order. `Rank.stream` makes it.
-#[pyclass(frozen, module = "gincomm")]
-#[derive(Debug)]
-pub(crate) struct Stream(Guarded<Work>);
-
-impl Stream {
-    pub(crate) fn new(work: Arc<Work>) -> Self {
-        Self(Guarded::new(work))
-    }
-
-    pub(crate) fn work(&self) -> PyResult<&Arc<Work>> {
-        self.0.get()
-    }
-}
+use std::time::Instant;
 
 /// Reads an extent in one, two or three directions.
 fn extent(value: &Bound<'_, PyAny>) -> PyResult<Dim3> {

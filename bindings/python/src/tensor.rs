@@ -1,83 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Tensors that cross the border by DLPack, without a copy.
-//!
-//! The structures are as in DLPack 1.1. An owner hands out a capsule. The consumer renames the capsule, owns its tensor
-//! from then on, and calls the deleter once.
+//! Tensors of the program by DLPack, without a copy.
 
 mod torch;
 
-use crate::dtype::{DType, DlType};
-use crate::ep::View;
+use crate::dlpack::{
+    CUDA, CUDA_HOST, DlDevice, DlTensor, Managed, ManagedVersioned, PLAIN, PLAIN_USED, READ_ONLY, UNORDERED, VERSIONED,
+    VERSIONED_USED, contiguous, device_name, dlpack_device, elements,
+};
+use crate::dtype::DType;
 use crate::guard::check_process;
+use crate::region::View;
 use crate::window::Window;
-use gin_gpu::{Device, DeviceKind, Keep, MemorySlice};
+use gin_gpu::Device;
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
-
-const CPU: i32 = 1;
-const CUDA: i32 = 2;
-const CUDA_HOST: i32 = 3;
-
-const PLAIN: &CStr = c"dltensor";
-const PLAIN_USED: &CStr = c"used_dltensor";
-const VERSIONED: &CStr = c"dltensor_versioned";
-const VERSIONED_USED: &CStr = c"used_dltensor_versioned";
-
-const READ_ONLY: u64 = 1;
-
-/// The stream of a consumer that wants no order from the producer.
-const UNORDERED: i64 = -1;
-
-/// Returns whether the reader of a tensor wants to find what earlier kernels write. The argument is that of
-/// `__dlpack__`.
-pub(crate) fn is_ordered(stream: Option<&Bound<'_, PyAny>>) -> bool {
-    stream.is_none_or(|stream| stream.extract::<i64>().ok() != Some(UNORDERED))
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct DlDevice {
-    kind: i32,
-    id: i32,
-}
-
-#[repr(C)]
-struct DlTensor {
-    data: *mut c_void,
-    device: DlDevice,
-    ndim: i32,
-    dtype: DlType,
-    shape: *mut i64,
-    strides: *mut i64,
-    byte_offset: u64,
-}
-
-#[repr(C)]
-struct Managed {
-    tensor: DlTensor,
-    context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Version {
-    major: u32,
-    minor: u32,
-}
-
-#[repr(C)]
-struct ManagedVersioned {
-    version: Version,
-    context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut ManagedVersioned)>,
-    flags: u64,
-    tensor: DlTensor,
-}
 
 /// A tensor that this process has taken over from its owner.
 enum Taken {
@@ -169,40 +108,6 @@ impl Taken {
             }
         }
     }
-}
-
-/// Returns the name of a DLPack device.
-fn device_name(DlDevice { kind, id }: DlDevice) -> String {
-    match kind {
-        CPU => "cpu".to_owned(),
-        CUDA => format!("cuda:{id}"),
-        CUDA_HOST => "pinned host memory".to_owned(),
-        other => format!("DLPack device {other}:{id}"),
-    }
-}
-
-/// Returns the DLPack device of tensors that kernels of `device` reach.
-pub(crate) fn dlpack_device(device: &dyn Device) -> (i32, i32) {
-    #[cfg(feature = "cuda")]
-    if let Some(gpu) = gin_gpu::cuda::CudaDevice::of(device) {
-        return (CUDA, gpu.ordinal() as i32);
-    }
-    debug_assert_eq!(device.kind(), DeviceKind::Virtual);
-    (CPU, 0)
-}
-
-/// Returns the numbers of elements between neighbours of a contiguous tensor.
-fn contiguous(shape: &[i64]) -> Vec<i64> {
-    let mut strides = vec![1; shape.len()];
-    for dimension in (1..shape.len()).rev() {
-        strides[dimension - 1] = strides[dimension] * shape[dimension].max(1);
-    }
-    strides
-}
-
-/// Returns the number of elements of a shape, if it is one.
-pub(crate) fn elements(shape: &[i64]) -> Option<u64> {
-    shape.iter().try_fold(1_u64, |product, &extent| product.checked_mul(u64::try_from(extent).ok()?))
 }
 
 impl Tensor {
@@ -326,137 +231,5 @@ impl std::fmt::Debug for Tensor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let versioned = matches!(self.taken, Some(Taken::Versioned(_)));
         f.debug_struct("Tensor").field("address", &self.address).field("versioned", &versioned).finish_non_exhaustive()
-    }
-}
-
-/// The owner of memory that was handed out. Shape and strides are beside each other.
-struct Handed {
-    _keep: Keep,
-    extents: Vec<i64>,
-}
-
-/// Memory of gin that is a tensor by DLPack.
-#[derive(derive_more::Debug)]
-pub(crate) struct Region {
-    /// The owner of the memory.
-    #[debug(skip)]
-    keep: Keep,
-    place: (i32, i32),
-    address: u64,
-    pub(crate) dtype: DType,
-    pub(crate) shape: Vec<i64>,
-    strides: Vec<i64>,
-}
-
-impl Region {
-    /// Makes a contiguous tensor of the first bytes of `memory`, which `keep` keeps alive.
-    pub(crate) fn new(keep: Keep, memory: &MemorySlice, dtype: DType, shape: Vec<i64>) -> Self {
-        let place = dlpack_device(&**memory.memory().device());
-        Self { keep, place, address: memory.address(), dtype, strides: contiguous(&shape), shape }
-    }
-
-    /// Moves it by bytes, and sets the numbers of elements between neighbours.
-    pub(crate) fn at(mut self, offset: u64, strides: Vec<i64>) -> Self {
-        self.address += offset;
-        self.strides = strides;
-        self
-    }
-
-    /// Returns the DLPack device: its type and its number.
-    pub(crate) fn place(&self) -> (i32, i32) {
-        self.place
-    }
-
-    /// Hands it out as a capsule, with the options of `__dlpack__`.
-    pub(crate) fn hand_out<'py>(
-        &self,
-        py: Python<'py>,
-        max_version: Option<(u32, u32)>,
-        wanted: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        if copy == Some(true) {
-            return Err(PyBufferError::new_err("the tensor is memory that kernels use; copy the tensor instead"));
-        }
-        if let Some((kind, id)) = wanted.filter(|&wanted| wanted != self.place) {
-            let name = |(kind, id)| device_name(DlDevice { kind, id });
-            let (there, wanted) = (name(self.place), name((kind, id)));
-            return Err(PyBufferError::new_err(format!(
-                "the memory is on {there}, not on {wanted}: copy the tensor there"
-            )));
-        }
-        let extents = [&self.shape[..], &self.strides].concat();
-        let mut handed = Box::new(Handed { _keep: self.keep.clone(), extents });
-        let (extents, (kind, id)) = (handed.extents.as_mut_ptr(), self.place);
-        let tensor = DlTensor {
-            data: std::ptr::with_exposed_provenance_mut(self.address as usize),
-            device: DlDevice { kind, id },
-            ndim: self.shape.len() as i32,
-            dtype: self.dtype.dlpack(),
-            shape: extents,
-            // Safety: the strides follow the shape.
-            strides: unsafe { extents.add(self.shape.len()) },
-            byte_offset: 0,
-        };
-        let versioned = max_version.is_some_and(|(major, _)| major >= 1);
-        capsule(py, tensor, handed, versioned)
-    }
-}
-
-/// Makes a capsule: of DLPack 1 if `versioned`, else of before.
-fn capsule(py: Python<'_>, tensor: DlTensor, handed: Box<Handed>, versioned: bool) -> PyResult<Bound<'_, PyAny>> {
-    let context = Box::into_raw(handed).cast::<c_void>();
-    let (pointer, name, end): (*mut c_void, &CStr, ffi::PyCapsule_Destructor) = if versioned {
-        let (version, deleter) = (Version { major: 1, minor: 1 }, Some(delete_versioned as unsafe extern "C" fn(_)));
-        let managed = Box::new(ManagedVersioned { version, context, deleter, flags: 0, tensor });
-        (Box::into_raw(managed).cast(), VERSIONED, end_versioned)
-    } else {
-        let managed = Box::new(Managed { tensor, context, deleter: Some(delete_plain) });
-        (Box::into_raw(managed).cast(), PLAIN, end_plain)
-    };
-    // Safety: the pointer is not null, the name is static, and the destructor fits the pointer.
-    let capsule = unsafe { ffi::PyCapsule_New(pointer, name.as_ptr(), Some(end)) };
-    // Safety: a new reference, or null with an exception.
-    unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
-}
-
-/// # Safety
-/// - The context is that of a tensor that was handed out, once.
-unsafe fn drop_handed(context: *mut c_void) {
-    // Safety: the caller's promise.
-    let handed = unsafe { Box::from_raw(context.cast::<Handed>()) };
-    if check_process().is_err() {
-        // The device may be unusable in a fork.
-        std::mem::forget(handed);
-    }
-}
-
-unsafe extern "C" fn delete_plain(managed: *mut Managed) {
-    // Safety: the consumer calls this once, with the tensor that was handed out.
-    unsafe { drop_handed(Box::from_raw(managed).context) }
-}
-
-unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
-    // Safety: as above.
-    unsafe { drop_handed(Box::from_raw(managed).context) }
-}
-
-/// Deletes the tensor of a capsule that nobody has taken.
-unsafe extern "C" fn end_plain(capsule: *mut ffi::PyObject) {
-    // Safety: the interpreter calls this once, with a capsule that has the pointer if it still has the name.
-    unsafe {
-        if ffi::PyCapsule_IsValid(capsule, PLAIN.as_ptr()) != 0 {
-            delete_plain(ffi::PyCapsule_GetPointer(capsule, PLAIN.as_ptr()).cast());
-        }
-    }
-}
-
-/// Deletes the tensor of a capsule that nobody has taken.
-unsafe extern "C" fn end_versioned(capsule: *mut ffi::PyObject) {
-    // Safety: as above.
-    unsafe {
-        if ffi::PyCapsule_IsValid(capsule, VERSIONED.as_ptr()) != 0 {
-            delete_versioned(ffi::PyCapsule_GetPointer(capsule, VERSIONED.as_ptr()).cast());
-        }
     }
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Windows.
 
-use crate::allocator::note;
-use crate::comm::Member;
+use crate::dlpack::is_ordered;
 use crate::dtype::DType;
 use crate::error::StateError;
 use crate::guard::Guarded;
-use crate::stream::Users;
-use crate::tensor::{Region, is_ordered};
+use crate::member::Member;
+use crate::memory::note;
+use crate::region::{Region, Users};
 use gin_host::comm::CommState;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Sizes, elements and layouts.
 
-use crate::argument::Deadline;
+use crate::deadline::Deadline;
 use crate::dtype::DType;
 use crate::error::OrRaise;
 use gin_ep::Scales;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 /// The elements of rows.
@@ -212,4 +213,14 @@ impl GroupConfig {
     pub(crate) fn back(&self) -> &'static [DType] {
         if self.combine_f32 { &[DType::Float32] } else { self.element.back() }
     }
+}
+
+/// Returns the number of elements in bytes.
+pub(crate) fn words(what: &str, bytes: u32, dtype: DType) -> PyResult<i64> {
+    let size = dtype.bytes() as u32;
+    if bytes.is_multiple_of(size) {
+        return Ok((bytes / size).into());
+    }
+    let text = format!("{what}: {bytes} bytes are no multiple of the {size} bytes of {}", dtype.name());
+    Err(PyValueError::new_err(text))
 }

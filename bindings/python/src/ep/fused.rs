@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The parameters of a kernel of the program that contains a dispatch and its combine.
 
-use super::slot::SlotCore;
+use super::state::SlotCore;
 use super::tokens::{Given, Sums};
-use crate::comm::Member;
 use crate::guard::Guarded;
-use crate::stream::Users;
+use crate::member::Member;
+use crate::region::Users;
 use gin_ep_kernels as kernels;
 use gin_gpu::{Argument, KernelArg, MemorySlice};
 use pyo3::prelude::*;

@@ -1,105 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Groups, and the memory of tensors.
+//! The methods of groups.
 
-use super::config::{Element, GroupConfig};
-use super::slot::{Slot, SlotCore};
-use crate::comm::{Communicator, Member, memory};
-use crate::dtype::DType;
+use super::config::GroupConfig;
+use super::slot::Slot;
+use super::state::{Group, GroupCore, SlotCore, gone};
+use crate::comm::Communicator;
 use crate::error::{OrRaise, StateError};
-use crate::guard::{Guarded, interruptible};
-use crate::tensor::Tensor;
+use crate::guard::Guarded;
 use gin_boot::lock;
-use gin_ep::EpError;
-use gin_ep_kernels::{Code, Sizes};
-use gin_gpu::{Memory, MemoryKind, MemorySlice};
+use gin_ep_kernels::Code;
+use gin_gpu::{Memory, MemoryKind};
 use pyo3::prelude::*;
-use std::sync::{Arc, Mutex, Weak};
-
-/// A group, which its slots share.
-#[derive(Debug)]
-pub(crate) struct GroupCore {
-    pub(crate) group: gin_ep::Group,
-    /// Lets nobody end the communicator while the group launches.
-    pub(crate) member: Arc<Member>,
-    pub(crate) element: Element,
-    /// The types that returned rows may have.
-    pub(crate) back: &'static [DType],
-    pub(crate) sizes: Sizes,
-    slots: Mutex<Vec<Weak<SlotCore>>>,
-    /// The memory of tensors that a slot may still keep. The same tensor is the same memory, so slots keep it once.
-    known: Mutex<Vec<Weak<Memory>>>,
-    /// Stands for tensors without elements.
-    none: Arc<Memory>,
-    /// Slots keep the tensors of their calls.
-    keeps_tensors: bool,
-}
-
-impl GroupCore {
-    /// Takes a tensor that kernels of the group can use, as [`Tensor::take`] does.
-    pub(crate) fn tensor(&self, value: &Bound<'_, PyAny>, what: &str, dtypes: &[DType]) -> PyResult<Tensor> {
-        let take = if self.keeps_tensors { Tensor::take } else { Tensor::borrow };
-        take(value, &**self.member.comm.gpu(), what, dtypes)
-    }
-
-    /// Returns the memory and the type of a tensor, if there is one.
-    pub(crate) fn optional(
-        &self,
-        value: Option<&Bound<'_, PyAny>>,
-        what: &str,
-        dtypes: &[DType],
-    ) -> PyResult<Option<(MemorySlice, DType)>> {
-        let Some(value) = value else { return Ok(None) };
-        let tensor = self.tensor(value, what, dtypes)?;
-        let dtype = tensor.dtype;
-        Ok(Some((self.memory(value.py(), tensor)?, dtype)))
-    }
-
-    /// Makes memory of a tensor. The memory keeps it, unless the program keeps the tensors of its calls.
-    pub(crate) fn memory(&self, py: Python<'_>, tensor: Tensor) -> PyResult<MemorySlice> {
-        if tensor.bytes == 0 {
-            return self.none.slice(0..0).or_raise(py);
-        }
-        let gpu = self.member.comm.gpu();
-        if !self.keeps_tensors {
-            return Ok(tensor.lent_to(gpu).or_raise(py)?.whole());
-        }
-        let mut known = lock(&self.known);
-        let same = |memory: &Arc<Memory>| (memory.address(), memory.bytes()) == (tensor.address, tensor.bytes);
-        if let Some(memory) = known.iter().filter_map(Weak::upgrade).find(same) {
-            return Ok(memory.whole());
-        }
-        let made = memory(gpu, tensor).or_raise(py)?;
-        known.retain(|memory| memory.strong_count() > 0);
-        known.push(Arc::downgrade(&made));
-        Ok(made.whole())
-    }
-
-    /// Waits for other ranks in a collective call, which a signal ends by an abort of the communicator and the job.
-    fn wait<T: Send>(member: &Member, py: Python<'_>, work: impl FnOnce() -> Result<T, EpError> + Send) -> PyResult<T> {
-        let (handle, bootstrap) = (member.comm.abort_handle(), member.comm.bootstrap());
-        let end = || {
-            handle.abort();
-            bootstrap.abort();
-        };
-        interruptible(py, end, work)?.or_raise(py)
-    }
-
-    /// Takes the slots from all their objects, if all dispatches were received.
-    fn take_slots(&self, call: &str) -> PyResult<Vec<Arc<SlotCore>>> {
-        let slots: Vec<_> = lock(&self.slots).iter().filter_map(Weak::upgrade).collect();
-        for slot in &slots {
-            slot.check_received(call)?;
-        }
-        for slot in &slots {
-            slot.take()?;
-        }
-        Ok(slots)
-    }
-}
-
-fn gone() -> PyErr {
-    StateError::new_err("the group is destroyed")
-}
+use std::sync::{Arc, Mutex};
 
 /// An error of a group's kernels. Group and communicator go on.
 #[pyclass(frozen, eq, get_all, module = "gincomm.ep")]
@@ -122,20 +34,6 @@ impl Report {
 
     fn __repr__(&self) -> String {
         format!("<gincomm.ep.Report: {}>", self.text)
-    }
-}
-
-/// The ranks of a communicator, with the memory for rows of tokens.
-#[pyclass(frozen, module = "gincomm.ep")]
-#[derive(Debug)]
-pub(crate) struct Group(Mutex<Option<Guarded<GroupCore>>>);
-
-impl Group {
-    pub(crate) fn core(&self) -> PyResult<Arc<GroupCore>> {
-        crate::guard::check_process()?;
-        let core = lock(&self.0).as_ref().map(|core| (**core).clone()).ok_or_else(gone)?;
-        core.member.check_usable("use the group")?;
-        Ok(core)
     }
 }
 

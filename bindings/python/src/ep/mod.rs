@@ -4,11 +4,12 @@
 //! | module | holds |
 //! | --- | --- |
 //! | `config` | sizes, elements, layouts |
-//! | `group` | groups, reports, and the memory of tensors |
+//! | `state` | groups and slots, which the classes share |
+//! | `group` | the methods of groups, and reports |
 //! | `fused` | the parameters of kernels that contain dispatch and combine |
-//! | `slot` | slots, and a dispatch from its start to its end |
+//! | `permuted` | memory for received rows in another layout |
+//! | `slot` | a dispatch from its start to its end |
 //! | `tokens` | the tensors of a dispatch and of a combine, checked |
-//! | `view` | received rows and permuted rows as tensors |
 //!
 //! A dispatch of `gin-ep` borrows its slot. Python objects have the id of a detached dispatch instead, and `gin-ep`
 //! refuses calls in another order.
@@ -16,13 +17,13 @@
 pub(crate) mod config;
 mod fused;
 mod group;
+mod permuted;
 mod slot;
+mod state;
 mod tokens;
-mod view;
 
 pub(crate) use fused::Part;
 pub(crate) use slot::Rows;
-pub(crate) use view::View;
 
 use pyo3::prelude::*;
 
@@ -32,10 +33,10 @@ pub(crate) fn fill(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<config::Element>()?;
     module.add_class::<config::GroupConfig>()?;
     module.add_class::<config::Layout>()?;
-    module.add_class::<group::Group>()?;
+    module.add_class::<state::Group>()?;
     module.add_class::<group::Report>()?;
     module.add_class::<slot::Slot>()?;
-    module.add_class::<slot::Plan>()?;
+    module.add_class::<tokens::Plan>()?;
     module.add_class::<slot::Sent>()?;
     module.add_class::<slot::Received>()?;
     module.add_class::<slot::PermutedRows>()?;
@@ -43,7 +44,7 @@ pub(crate) fn fill(parent: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<fused::Parameter>()?;
     module.add_class::<tokens::Tokens>()?;
     module.add_class::<tokens::Combine>()?;
-    module.add_class::<view::Permuted>()?;
-    module.add_class::<view::View>()?;
+    module.add_class::<permuted::Permuted>()?;
+    module.add_class::<crate::region::View>()?;
     parent.add_submodule(&module)
 }

@@ -1,133 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Slots, and a dispatch from its start to its end.
 
-use super::config::Element;
+use super::config::{Element, words};
 use super::fused::{Fused, Needs, Parameters};
-use super::group::GroupCore;
-use super::tokens::{Combine, Given, Sums, Tokens};
-use super::view::{Permuted, View, words};
-use crate::argument::check_device;
-use crate::comm::Member;
+use super::permuted::Permuted;
+use super::state::{GroupCore, SlotCore};
+use super::tokens::{Combine, Given, Plan, Sums, Tokens};
 use crate::dtype::DType;
 use crate::error::{OrRaise, StateError};
 use crate::guard::{Guarded, check_process};
-use crate::stream::{Stream, Users, Work};
-use crate::tensor::Region;
+use crate::member::Member;
+use crate::region::{Region, Users, View};
+use crate::work::{Stream, Work, check_device};
 use gin_ep::{DispatchId, EpError};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::{Sizes, SlotOffsets};
 use gin_gpu::{Argument, KernelArg, MemorySlice};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use std::sync::{Arc, Mutex, MutexGuard};
-
-/// A slot of `gin-ep` and its group.
-#[derive(Debug)]
-struct Lent {
-    core: Arc<GroupCore>,
-    slot: gin_ep::Slot,
-}
-
-#[derive(Debug)]
-struct Inner {
-    /// `None` after the group has taken the slot.
-    lent: Option<Lent>,
-    /// The number of dispatches and of calls of `fuse` by this object, by which parameters know that they are the last.
-    turn: u64,
-    /// The maximum number of tokens of the last dispatch.
-    max: u64,
-}
-
-/// A slot, which the objects of its dispatches share.
-#[derive(Debug)]
-pub(crate) struct SlotCore {
-    number: u32,
-    inner: Mutex<Inner>,
-    users: Arc<Users>,
-}
-
-impl SlotCore {
-    pub(crate) fn new(core: &Arc<GroupCore>, number: u32) -> Result<Arc<Self>, EpError> {
-        let inner = Inner { lent: Some(Lent::new(core, number)?), turn: 0, max: 0 };
-        Ok(Arc::new(Self { number, inner: Mutex::new(inner), users: Arc::default() }))
-    }
-
-    fn enter(&self) -> PyResult<MutexGuard<'_, Inner>> {
-        let busy = || StateError::new_err(format!("another thread calls slot {} at the same time", self.number));
-        self.inner.try_lock().map_err(|_| busy())
-    }
-
-    /// Returns the group and the slot.
-    fn lent<'i>(&self, inner: &'i mut Inner) -> PyResult<(Arc<GroupCore>, &'i mut gin_ep::Slot)> {
-        let ended = || StateError::new_err(format!("slot {} has ended with its group", self.number));
-        inner.lent.as_mut().map(|Lent { core, slot }| (core.clone(), slot)).ok_or_else(ended)
-    }
-
-    /// Checks that every dispatch was received.
-    pub(crate) fn check_received(&self, call: &str) -> PyResult<()> {
-        let inner = self.enter()?;
-        let idle = inner.lent.as_ref().map_or(Ok(()), |lent| lent.slot.check_idle());
-        if matches!(idle, Err(EpError::NotReceived { .. })) {
-            let text = format!("cannot {call}: the last dispatch of slot {} was not received", self.number);
-            return Err(StateError::new_err(text));
-        }
-        Ok(())
-    }
-
-    /// Ends the slot: releases received rows, and waits for its kernels.
-    pub(crate) fn take(&self) -> PyResult<()> {
-        let taken = self.enter()?.lent.take();
-        drop(taken);
-        Ok(())
-    }
-
-    /// Lends the slot again after [`take`](Self::take).
-    pub(crate) fn lend_again(&self, core: &Arc<GroupCore>) -> PyResult<()> {
-        let lent = Lent::new(core, self.number);
-        let lent = Python::attach(|py| lent.or_raise(py))?;
-        self.enter()?.lent = Some(lent);
-        Ok(())
-    }
-
-    /// Checks that the slot has begun nothing since the `fuse` of this number.
-    pub(crate) fn check_fused(&self, turn: u64) -> PyResult<()> {
-        let mut inner = self.enter()?;
-        let last = inner.turn;
-        let idle = self.lent(&mut inner)?.1.check_idle();
-        Python::attach(|py| idle.or_raise(py))?;
-        if last == turn {
-            return Ok(());
-        }
-        let text = format!("slot {} was used since `fuse`, so its parameters are old: call `fuse` again", self.number);
-        Err(StateError::new_err(text))
-    }
-
-    /// Ends a dispatch that was received, if it is the last one.
-    fn release(&self, id: DispatchId) -> PyResult<()> {
-        self.enter()?.received(id, "released")?.1.release();
-        Ok(())
-    }
-}
-
-impl Lent {
-    /// Borrows a slot.
-    fn new(core: &Arc<GroupCore>, number: u32) -> Result<Self, EpError> {
-        Ok(Self { core: core.clone(), slot: core.group.slot(number)? })
-    }
-}
-
-impl Inner {
-    /// Returns a dispatch that was received and is not over, and its group.
-    fn received(&mut self, id: DispatchId, call: &str) -> PyResult<(Arc<GroupCore>, gin_ep::Received<'_>)> {
-        let over = || StateError::new_err(format!("the dispatch cannot be {call}: it was combined or released before"));
-        let Lent { core, slot } = self.lent.as_mut().ok_or_else(over)?;
-        match slot.received(id) {
-            Ok(received) => Ok((core.clone(), received)),
-            Err(EpError::Ended { .. }) => Err(over()),
-            Err(error) => Python::attach(|py| Err(error).or_raise(py)),
-        }
-    }
-}
+use std::sync::Arc;
 
 /// Returns a stream for kernels of a slot, which the caller launches next.
 fn usable<'s>(stream: &'s Stream, core: &GroupCore, users: &Users) -> PyResult<&'s Arc<Work>> {
@@ -263,14 +154,6 @@ impl Slot {
     fn __repr__(&self) -> PyResult<String> {
         Ok(format!("<gincomm.ep.Slot {}>", self.0.get()?.number))
     }
-}
-
-/// The routing of tokens, counted once for several dispatches of the same ids. `Slot.plan` makes it.
-#[pyclass(frozen, module = "gincomm.ep")]
-#[derive(Debug)]
-pub(crate) struct Plan {
-    pub(crate) plan: Guarded<gin_ep::Plan>,
-    pub(crate) max: u64,
 }
 
 /// A dispatch that was sent. Until it is received, the slot takes no other.

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The tensors of a dispatch and of a combine, checked.
 
-use super::group::GroupCore;
-use super::slot::Plan;
-use super::view::{Permuted, words};
+use super::config::words;
+use super::permuted::Permuted;
+use super::state::GroupCore;
 use crate::dtype::DType;
+use crate::guard::Guarded;
 use crate::tensor::Tensor;
 use gin_ep::{Ids, Number, Rows, Terms};
 use gin_gpu::MemorySlice;
@@ -59,6 +60,14 @@ fn take(
         }
     }
     Ok((core.memory(value.py(), tensor)?, shape, dtype))
+}
+
+/// The routing of tokens, counted once for several dispatches of the same ids. `Slot.plan` makes it.
+#[pyclass(frozen, module = "gincomm.ep")]
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) plan: Guarded<gin_ep::Plan>,
+    pub(crate) max: u64,
 }
 
 /// The tokens of a rank's dispatch.

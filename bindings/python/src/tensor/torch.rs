@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Tensors of torch without a DLPack capsule, which takes Python several microseconds to make.
 
-use super::{CPU, CUDA, Tensor, elements};
+use super::Tensor;
+use crate::dlpack::{CPU, CUDA, elements};
 use crate::dtype::DType;
 use pyo3::intern;
 use pyo3::prelude::*;

@@ -1,86 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Received rows and permuted rows as tensors.
+//! Memory for received rows in another layout.
 
-use super::config::{Element, Layout};
-use super::group::Group;
+use super::config::{Element, Layout, words};
+use super::state::Group;
 use crate::dtype::DType;
 use crate::error::{OrRaise, StateError};
 use crate::guard::{Guarded, check_process};
-use crate::stream::Users;
-use crate::tensor::{Region, is_ordered};
+use crate::region::{Region, Users, View};
 use gin_ep_kernels::Sizes;
 use gin_gpu::MemorySlice;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 use std::sync::Arc;
-
-/// Returns the number of elements in bytes.
-pub(crate) fn words(what: &str, bytes: u32, dtype: DType) -> PyResult<i64> {
-    let size = dtype.bytes() as u32;
-    if bytes.is_multiple_of(size) {
-        return Ok((bytes / size).into());
-    }
-    let text = format!("{what}: {bytes} bytes are no multiple of the {size} bytes of {}", dtype.name());
-    Err(PyValueError::new_err(text))
-}
-
-/// Memory of a group or permuted rows, a tensor by DLPack.
-#[pyclass(frozen, module = "gincomm.ep")]
-#[derive(Debug)]
-pub(crate) struct View {
-    region: Guarded<Region>,
-    users: Guarded<Users>,
-}
-
-impl View {
-    pub(crate) fn new(region: Region, users: &Arc<Users>) -> Self {
-        Self { region: Guarded::new(Arc::new(region)), users: Guarded::new(users.clone()) }
-    }
-}
-
-#[pymethods]
-impl View {
-    /// Returns the type of the elements, as NumPy and torch name it.
-    #[getter]
-    fn dtype(&self) -> PyResult<&'static str> {
-        Ok(self.region.get()?.dtype.name())
-    }
-
-    /// Returns the shape.
-    #[getter]
-    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, &self.region.get()?.shape)
-    }
-
-    /// Returns a DLPack capsule. NumPy and torch call it in `from_dlpack`. On a virtual GPU it waits for the kernels
-    /// that use the memory, because tensors of CPUs have no streams.
-    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
-    fn __dlpack__<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<Bound<'py, PyAny>>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        // On GPUs the program orders kernels and tensors.
-        if is_ordered(stream.as_ref()) {
-            self.users.get()?.wait(py)?;
-        }
-        self.region.get()?.hand_out(py, max_version, dl_device, copy)
-    }
-
-    /// Returns the DLPack device: its type and its number.
-    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
-        Ok(self.region.get()?.place())
-    }
-
-    fn __repr__(&self) -> PyResult<String> {
-        let region = self.region.get()?;
-        Ok(format!("<gincomm.ep.View: {:?} of {}>", region.shape, region.dtype.name()))
-    }
-}
 
 /// Memory for received rows in a layout.
 #[pyclass(frozen, module = "gincomm.ep")]
