@@ -2,7 +2,7 @@
 //! The GPUs of the process: CUDA, or the virtual ones that a test passes in.
 
 use crate::abi::SYSTEM_ERROR;
-use crate::table::Failure;
+use crate::failure::Failure;
 use gin_gpu::lane::{Lane, Mark};
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, lock};
 use std::any::Any;

@@ -2,13 +2,15 @@
 //! How the ranks of a communicator find each other, and the regions of each.
 
 use crate::abi::{CUDA_ERROR, FLAG_NEVER_RESET, HANDLE_BYTES, INTERNAL_ERROR, PTR_CUDA, PTR_HOST};
+use crate::contact::{Contact, FIXED, PATIENCE};
+use crate::failure::Failure;
 use crate::gpus::{Machine, Place};
 use crate::inbox::Inbound;
 use crate::log;
-use crate::process::{Board, Gone, MAX_SENDERS, Remote, files};
+use crate::page::Gone;
+use crate::pair::{MAX_RANKS, Pair, raise, use_once};
+use crate::process::{Board, MAX_SENDERS, Remote, files};
 use crate::region::{Handle, Region, Segment, Words};
-use crate::table::Failure;
-use crate::transfer::{MAX_RANKS, Pair, raise, use_once};
 use gin_gpu::copier::Ticket;
 use gin_gpu::lane::Mark;
 use gin_gpu::lock;
@@ -16,16 +18,7 @@ use gin_gpu::registry::process;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, TryLockError, Weak};
-use std::time::{Duration, Instant};
-
-/// The time that ranks have for collective steps, and copies to end.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-
-/// The first bytes of a handle of this version of the plugin.
-const MAGIC: [u8; 8] = *b"gin-rma2";
-
-/// The bytes of a handle before the identity of the GPU and its length.
-const FIXED: usize = 65;
+use std::time::Instant;
 
 /// The rank that listens.
 #[derive(Debug)]
@@ -51,58 +44,6 @@ impl Listen {
         let key = board.as_ref().ok().map(|board| board.key);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(Self { contact: Contact { process: process(), number, gpu: gpu as u64, key, identity }, board })
-    }
-}
-
-/// The content of the handle of a rank, which all ranks get.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Contact {
-    pub(crate) process: [u8; 16],
-    /// Its number, which no other has in its process.
-    number: u64,
-    /// The number of its GPU in its process.
-    gpu: u64,
-    /// The key of its board.
-    pub(crate) key: Option<[u8; 24]>,
-    /// The bytes by which other processes recognise its GPU.
-    pub(crate) identity: Vec<u8>,
-}
-
-impl Contact {
-    pub(crate) fn to_bytes(&self) -> [u8; HANDLE_BYTES] {
-        let mut bytes = [0; HANDLE_BYTES];
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..24].copy_from_slice(&self.process);
-        bytes[24..32].copy_from_slice(&self.number.to_le_bytes());
-        bytes[32..40].copy_from_slice(&self.gpu.to_le_bytes());
-        bytes[40..64].copy_from_slice(&self.key.unwrap_or_default());
-        bytes[64] = self.identity.len() as u8;
-        bytes[FIXED..][..self.identity.len()].copy_from_slice(&self.identity);
-        bytes
-    }
-
-    pub(crate) fn read(rank: usize, bytes: &[u8; HANDLE_BYTES]) -> Result<Self, Failure> {
-        let part = |first: usize| -> [u8; 8] { std::array::from_fn(|index| bytes[first + index]) };
-        if part(0) != MAGIC {
-            return Err(Failure::argument(format!(
-                "rank {rank} has another RMA plugin, or another version of this one; set the same NCCL_RMA_PLUGIN \
-                 for all ranks"
-            )));
-        }
-        let key: [u8; 24] = std::array::from_fn(|index| bytes[40 + index]);
-        let identity = bytes[FIXED..].iter().take(bytes[64].into()).copied().collect();
-        Ok(Self {
-            process: std::array::from_fn(|index| bytes[8 + index]),
-            number: u64::from_le_bytes(part(24)),
-            gpu: u64::from_le_bytes(part(32)),
-            key: Some(key).filter(|key| *key != [0; 24]),
-            identity,
-        })
-    }
-
-    /// Returns its GPU if it is in this process.
-    fn gpu_here(&self) -> Option<usize> {
-        (self.process == process()).then_some(self.gpu as usize)
     }
 }
 
@@ -276,11 +217,16 @@ impl Coll {
     }
 
     /// Returns region `number` of a rank. If the rank is still registering, waits for it.
-    pub(crate) fn find(&self, rank: usize, number: usize) -> Result<Arc<Region>, Failure> {
+    fn find(&self, rank: usize, number: usize) -> Result<Arc<Region>, Failure> {
         match &self.remotes[rank] {
             Some(remote) => remote.region(number),
             None => self.group.find(rank, number),
         }
+    }
+
+    /// Returns the region of a rank that belongs to a registration of this one.
+    pub(crate) fn region<'a>(&self, handle: &'a Handle, rank: usize) -> Result<&'a Region, Failure> {
+        handle.of(rank, || self.find(rank, handle.number))
     }
 
     /// Registers memory.
@@ -340,7 +286,7 @@ impl Coll {
         // if the thread of no other rank of this process may have to register first.
         if place != Place::Cpu && self.group.here().count() == 1 {
             for rank in (0..self.remotes.len()).filter(|&rank| rank != self.rank) {
-                handle.of(rank, self)?;
+                self.region(&handle, rank)?;
             }
         }
         Ok(handle)
@@ -391,7 +337,7 @@ impl Coll {
             for inbound in &self.inbound {
                 let inbound = lock(inbound);
                 if let Some(sender) = &self.remotes[inbound.sender] {
-                    inbound.release(sender);
+                    inbound.release(|| sender.has_ended());
                 }
             }
             self.check()

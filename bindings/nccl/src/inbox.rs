@@ -16,14 +16,20 @@
 //!
 //! A small value with a signal that follows nothing is part of the message. The receiver's lane writes both at once.
 
-use crate::process::{Page, Remote};
-use crate::table::Failure;
-use crate::transfer::LANES;
+use crate::failure::Failure;
+use crate::page::Page;
 use gin_gpu::GpuError;
 use gin_gpu::copier::Ticket;
 use gin_gpu::lane::{Lane, Mark, Value};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The lanes of a pair: on the rank's GPU and on the peer's GPU in turn. For a peer in another process all are on the
+/// rank's GPU.
+///
+/// Large transfers take turns, so that one copy engine copies while another one is between two copies. With two lanes
+/// puts of 4 MiB between two H100s reached 0.87 of the link, with four 0.94.
+pub(crate) const LANES: usize = 4;
 
 /// The words of a cache line.
 const LINE: u64 = 8;
@@ -207,8 +213,8 @@ impl Inbound {
     }
 
     /// Lets the lane go on if it waits for a sender that has ended.
-    pub(crate) fn release(&self, sender: &Remote) {
-        if self.is_in_flight() && sender.has_ended() {
+    pub(crate) fn release(&self, has_ended: impl FnOnce() -> bool) {
+        if self.is_in_flight() && has_ended() {
             // The largest number: GPUs compare the sign of a difference.
             (0..LANES).for_each(|lane| self.ring.page.store(self.ring.count(lane), i64::MAX.cast_unsigned()));
         }

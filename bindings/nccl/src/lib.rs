@@ -11,12 +11,15 @@
 //! | [`abi`] | the types of NCCL's headers |
 //! | `table` | the functions of the tables: checks of pointers, panics and errors to codes |
 //! | [`gpus`] | the GPUs: CUDA, or the virtual ones of a test |
+//! | `contact` | the handle of a rank |
 //! | `group` | how the ranks of a communicator find each other |
 //! | `process` | ranks in other processes: boards, and mappings of their memory |
+//! | `page` | words that several processes share |
 //! | `inbox` | signals of other processes |
 //! | `region` | registered memory, and the counts behind signals |
+//! | `pair` | the lanes from a rank to a peer |
 //! | `transfer` | puts, gets and signals |
-//! | `log` | NCCL's log |
+//! | `failure`, `log` | errors, and NCCL's log |
 //! | [`gdaki`] | another plugin in the same library, whose kernels drive software NICs |
 //!
 //! # The path of a put with signal
@@ -33,12 +36,16 @@
 #![warn(unreachable_pub)]
 
 pub mod abi;
+mod contact;
+mod failure;
 pub mod gdaki;
 #[doc(hidden)]
 pub mod gpus;
 mod group;
 mod inbox;
 mod log;
+mod page;
+mod pair;
 mod process;
 mod region;
 mod table;

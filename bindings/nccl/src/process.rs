@@ -16,14 +16,15 @@
 //! them ([`gin_gpu::share`]).
 
 use crate::abi::SYSTEM_ERROR;
+use crate::contact::{Contact, PATIENCE};
+use crate::failure::Failure;
 use crate::gpus::{Machine, Place};
-use crate::group::{Contact, PATIENCE};
 use crate::inbox::{self, Ring};
+use crate::page::{GONE, Gone, Page};
 use crate::region::{Region, Segment};
-use crate::table::Failure;
 use gin_gpu::share::{life, offer, take};
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, lock};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -50,11 +51,10 @@ const FILES: u64 = 4;
 /// The maximum number of files of a region.
 const MAX_FILES: usize = ((ENTRY - FILES) / 2) as usize;
 
-/// The states of an entry, after 0: memory that GPUs reach, memory that only the CPU of its rank reaches, no memory any
-/// more.
+/// The states of an entry, after 0 and before [`GONE`]: memory that GPUs reach, memory that only the CPU of its rank
+/// reaches.
 const REACHED: u64 = 1;
 const VALUES: u64 = 2;
-const GONE: u64 = 3;
 
 /// The maximum number of ranks of a communicator of several processes: a board has an inbox for each.
 pub(crate) const MAX_SENDERS: usize = 64;
@@ -63,69 +63,6 @@ pub(crate) const MAX_SENDERS: usize = 64;
 /// copy of each rank.
 pub(crate) const BUFFER_BYTES: u64 = 2 << 20;
 pub(crate) const SCRATCH_BYTES: u64 = 8 << 10;
-
-/// Words that several processes read and write.
-#[derive(Clone, Debug)]
-pub(crate) struct Page(Arc<Memory>);
-
-impl Page {
-    fn new(device: &Arc<dyn Device>, words: u64) -> Result<Self, GpuError> {
-        Memory::shared(device, MemoryKind::Pinned, words * 8).map(Self)
-    }
-
-    /// Returns the owner of the words.
-    pub(crate) fn keep(&self) -> Arc<Memory> {
-        self.0.clone()
-    }
-
-    pub(crate) fn address(&self, index: u64) -> u64 {
-        assert!(index < self.0.bytes() / 8, "a word of the page");
-        self.0.address() + index * 8
-    }
-
-    pub(crate) fn word(&self, index: u64) -> &AtomicU64 {
-        let word = std::ptr::with_exposed_provenance_mut(self.address(index) as usize);
-        // Safety: the page has the word, and all accesses are atomic.
-        unsafe { AtomicU64::from_ptr(word) }
-    }
-
-    fn load(&self, index: u64) -> u64 {
-        self.word(index).load(Ordering::Acquire)
-    }
-
-    pub(crate) fn store(&self, index: u64, value: u64) {
-        self.word(index).store(value, Ordering::Release);
-    }
-}
-
-/// The mark of a region whose rank has deregistered it.
-#[derive(Debug)]
-pub(crate) enum Gone {
-    /// A rank of this process.
-    Here(AtomicBool),
-    /// A rank of another process: the word of the entry's state.
-    There(Page, u64),
-}
-
-impl Gone {
-    pub(crate) fn here() -> Self {
-        Self::Here(AtomicBool::new(false))
-    }
-
-    pub(crate) fn is_set(&self) -> bool {
-        match self {
-            Self::Here(gone) => gone.load(Ordering::SeqCst),
-            Self::There(page, state) => page.load(*state) == GONE,
-        }
-    }
-
-    /// Refuses later requests of this process.
-    pub(crate) fn set(&self) {
-        if let Self::Here(gone) = self {
-            gone.store(true, Ordering::SeqCst);
-        }
-    }
-}
 
 /// Returns the number by which other processes ask for memory.
 fn token(memory: &Arc<Memory>) -> u64 {

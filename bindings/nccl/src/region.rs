@@ -4,10 +4,9 @@
 //! All ranks register in the same order, so the n-th region of a rank belongs to the n-th of every other one. A rank's
 //! handle names the region of each rank.
 
+use crate::failure::Failure;
 use crate::gpus::{Desk, Place};
-use crate::group::Coll;
-use crate::process::Gone;
-use crate::table::Failure;
+use crate::page::Gone;
 use gin_gpu::copier::Ticket;
 use gin_gpu::lane::{Lane, Mark, Value};
 use gin_gpu::{GpuError, Memory, lock};
@@ -106,13 +105,17 @@ impl Handle {
         Self { number, own, ranks: all }
     }
 
-    /// Returns the region of a rank. If that rank is still registering, waits for it.
-    pub(crate) fn of(&self, rank: usize, coll: &Coll) -> Result<&Region, Failure> {
+    /// Returns the region of a rank, which `find` finds the first time.
+    pub(crate) fn of(
+        &self,
+        rank: usize,
+        find: impl FnOnce() -> Result<Arc<Region>, Failure>,
+    ) -> Result<&Region, Failure> {
         let known = &self.ranks[rank];
         if let Some(region) = known.get() {
             return Ok(region);
         }
-        let found = coll.find(rank, self.number)?;
+        let found = find()?;
         Ok(known.get_or_init(|| found))
     }
 }

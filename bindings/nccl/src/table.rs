@@ -2,16 +2,16 @@
 //! The functions of the tables. They check pointers, and turn errors and panics into codes and lines of NCCL's log.
 
 use crate::abi::{
-    CUDA_ERROR, Completion, Config, Control, DEVICE_GIN_PROXY, Data14, Data15, HANDLE_BYTES, INTERNAL_ERROR,
-    INVALID_ARGUMENT, Logger, PTR_CUDA, PTR_DMABUF, PTR_HOST, Properties, Rma, Rma16, SIGNAL_ADD, SIGNAL_INC, SUCCESS,
-    Start,
+    Completion, Config, Control, DEVICE_GIN_PROXY, Data14, Data15, HANDLE_BYTES, INTERNAL_ERROR, Logger, PTR_CUDA,
+    PTR_DMABUF, PTR_HOST, Properties, Rma, Rma16, SIGNAL_ADD, SIGNAL_INC, SUCCESS, Start,
 };
+use crate::contact::Contact;
+use crate::failure::Failure;
 use crate::gpus::Machine;
-use crate::group::{Coll, Contact, Listen};
+use crate::group::{Coll, Listen};
 use crate::log;
 use crate::region::Handle;
 use crate::transfer::{Part, Request};
-use gin_gpu::GpuError;
 use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
@@ -25,27 +25,6 @@ const CHECK: u32 = 1 << 14;
 
 /// The calls of `init` without a call of `finalize`.
 static USERS: AtomicI64 = AtomicI64::new(0);
-
-/// An error: NCCL's code, and a text for the log.
-#[derive(Debug)]
-pub(crate) struct Failure {
-    pub(crate) code: c_int,
-    pub(crate) text: String,
-}
-
-impl Failure {
-    pub(crate) fn new(code: c_int, text: impl Into<String>) -> Self {
-        Self { code, text: text.into() }
-    }
-
-    pub(crate) fn argument(text: impl Into<String>) -> Self {
-        Self::new(INVALID_ARGUMENT, text)
-    }
-
-    pub(crate) fn cuda(error: GpuError) -> Self {
-        Self::new(CUDA_ERROR, error.to_string())
-    }
-}
 
 /// The object that `createContext` makes: the communicator, for the data calls.
 struct Context {

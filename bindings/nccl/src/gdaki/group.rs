@@ -3,9 +3,9 @@
 
 use super::progress::Idle;
 use crate::abi::{HANDLE_BYTES, INTERNAL_ERROR};
+use crate::contact::PATIENCE;
+use crate::failure::Failure;
 use crate::gpus::Machine;
-use crate::group::PATIENCE;
-use crate::table::Failure;
 use gin_gpu::lock;
 use gin_gpu::registry::process;
 use gin_nic::HcaError;

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Steps of the engine, by NCCL's progress threads.
 
-use super::group::Group;
 use crate::abi::CUDA_ERROR;
+use crate::failure::Failure;
 use crate::log;
-use crate::table::Failure;
 use gin_gpu::lock;
-use gin_soft_nic_host::Progress;
+use gin_soft_nic_host::{Progress, SoftFabric};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -23,41 +22,41 @@ pub(super) struct Idle {
     has_warned: Mutex<bool>,
 }
 
-impl Group {
+impl Idle {
     /// Steps the engine.
-    pub(super) fn progress(&self) -> Result<(), Failure> {
+    pub(super) fn progress(&self, fabric: &SoftFabric) -> Result<(), Failure> {
         let mut has_moved = false;
         for _ in 0..STEPS {
-            if self.fabric.step() == Progress::Idle {
-                return self.rest(has_moved);
+            if fabric.step() == Progress::Idle {
+                return self.rest(fabric, has_moved);
             }
             has_moved = true;
         }
-        *lock(&self.idle.since) = Some(Instant::now());
+        *lock(&self.since) = Some(Instant::now());
         Ok(())
     }
 
     /// Delivers writes after a while without work, and looks for failures.
-    fn rest(&self, has_moved: bool) -> Result<(), Failure> {
-        if let Some(reason) = self.fabric.failure() {
+    fn rest(&self, fabric: &SoftFabric, has_moved: bool) -> Result<(), Failure> {
+        if let Some(reason) = fabric.failure() {
             return Err(Failure::new(CUDA_ERROR, format!("the software NIC has stopped: {reason}")));
         }
-        let mut since = lock(&self.idle.since);
+        let mut since = lock(&self.since);
         if has_moved {
             *since = Some(Instant::now());
         } else if since.is_some_and(|since| since.elapsed() > DELIVERY) {
             *since = None;
-            self.fabric.deliver();
+            fabric.deliver();
         }
         drop(since);
-        self.warn();
+        self.warn(fabric);
         Ok(())
     }
 
     /// Logs the first mistake of device code. Its queue pair is broken, so `queryLastError` reports it as well.
-    fn warn(&self) {
-        let mut has_warned = lock(&self.idle.has_warned);
-        if let (false, (Some(first), _)) = (*has_warned, self.fabric.violations()) {
+    fn warn(&self, fabric: &SoftFabric) {
+        let mut has_warned = lock(&self.has_warned);
+        if let (false, (Some(first), _)) = (*has_warned, fabric.violations()) {
             *has_warned = true;
             let (kind, queue, expected, seen) = (first.kind, first.queue, first.expected, first.seen);
             log::warn(&format!(

@@ -6,8 +6,9 @@ use super::coll::{Coll, Registered};
 use super::context::Contexts;
 use super::group::Contact;
 use crate::abi::{HANDLE_BYTES, Properties, Start};
+use crate::failure::Failure;
 use crate::log;
-use crate::table::{self, Failure, give, guard, guard_current, object, raw, take};
+use crate::table::{self, give, guard, guard_current, object, raw, take};
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
@@ -161,7 +162,8 @@ unsafe extern "C" fn gin_progress(context: *mut c_void) -> c_int {
     guard("ginProgress", || {
         // Safety: NCCL's promise.
         let contexts: &Contexts = unsafe { object(context, "context")? };
-        contexts.coll.group.progress().map_err(|failure| contexts.coll.name(failure))
+        let group = &contexts.coll.group;
+        group.idle.progress(&group.fabric).map_err(|failure| contexts.coll.name(failure))
     })
 }
 
