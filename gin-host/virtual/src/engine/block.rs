@@ -6,7 +6,7 @@ use std::panic::Location;
 use gin_device::exec::{BarrierCall, Reduction};
 
 use super::TaskKey;
-use super::bulk::Copies;
+use super::copies::Copies;
 use crate::shared::SharedSegments;
 
 /// Number of barriers of a block, as on every NVIDIA GPU (PTX ISA, `barrier`).

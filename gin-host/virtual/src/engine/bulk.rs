@@ -8,11 +8,12 @@
 use std::panic::Location;
 
 use gin_device::exec::{BulkCall, ProductCall, watch};
-use gin_device::sys::tensor::{ROW_BYTES, TensorBox, copy_box};
+use gin_device::sys::tensor::{ROW_BYTES, copy_box};
 use gin_device::sys::warpgroup::Sums;
 use gin_device::sys::{bulk, warpgroup};
 use oorandom::Rand32;
 
+use super::copies::{Copy, Source};
 use super::state::EngineState;
 use super::timers::Alarm;
 use super::{Engine, TaskKey};
@@ -25,67 +26,6 @@ const DELAY_LOG2: u32 = 14;
 const WARPGROUP: u32 = 128;
 /// Nanoseconds between two looks of a thread that waits for its copies.
 const LOOK_NS: u64 = 100;
-
-/// The source of a copy.
-#[derive(Clone, Copy)]
-enum Source {
-    /// The address of the bytes, which follow each other.
-    Bytes(u64),
-    Box(TensorBox),
-}
-
-/// A copy that is not complete.
-struct Copy {
-    serial: u64,
-    /// Number of the thread in its block.
-    thread: u32,
-    /// Number of its group among those of its thread; none for a copy to shared memory.
-    group: Option<u64>,
-    to: u64,
-    from: Source,
-    bytes: u32,
-    /// Address of the mbarrier of a copy to shared memory; 0 for others.
-    barrier: u64,
-    /// The bytes, once they are read.
-    data: Option<Vec<u128>>,
-}
-
-/// The bulk copies of a block.
-#[derive(Default)]
-pub(super) struct Copies {
-    pending: Vec<Copy>,
-    /// The number of ended groups of each thread that has any.
-    groups: Vec<(u32, u64)>,
-}
-
-impl Copies {
-    fn ended_groups(&mut self, thread: u32) -> &mut u64 {
-        let at = self.groups.iter().position(|(of, _)| *of == thread).unwrap_or_else(|| {
-            self.groups.push((thread, 0));
-            self.groups.len() - 1
-        });
-        &mut self.groups[at].1
-    }
-
-    /// Returns whether at most the last `left` ended groups of a thread are incomplete, or have not read all sources.
-    fn are_complete(&mut self, thread: u32, left: u32, sources: bool) -> bool {
-        let first_left = self.ended_groups(thread).saturating_sub(left.into());
-        !self.pending.iter().any(|copy| {
-            let counts = copy.thread == thread && copy.group.is_some_and(|group| group < first_left);
-            counts && !(sources && copy.data.is_some())
-        })
-    }
-
-    /// Carries out what is left when the block ends. Its shared memory may belong to another block by then: sources
-    /// that were not read give other bytes, and copies to it go nowhere.
-    pub(super) fn end(&mut self) {
-        for copy in self.pending.drain(..).filter(|copy| copy.group.is_some()) {
-            let data = copy.data.unwrap_or_else(|| vec![u128::MAX / 5 * 4; copy.bytes as usize / 16]);
-            // Safety: guaranteed by the kernel that started the copy.
-            unsafe { bulk::copy(copy.to, data.as_ptr().expose_provenance() as u64, copy.bytes) };
-        }
-    }
-}
 
 /// Draws a time: often short, now and then long.
 fn delay(rng: &mut Rand32) -> u64 {

@@ -32,6 +32,7 @@
 mod block;
 mod bulk;
 mod collective;
+mod copies;
 mod grids;
 mod ready;
 mod state;
