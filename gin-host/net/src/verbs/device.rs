@@ -3,14 +3,10 @@
 
 use super::config::{PortName, VerbsConfig};
 use super::info::{DeviceInfo, Gid, GidKind, NoRdmaDevice, PortInfo};
-use super::objects::Domain;
-use super::region::{Region, Way};
 use super::topology::PciPlace;
-use crate::NetError;
 use gin_abi::mlx5::command::Mtu;
-use gin_gpu::MemorySlice;
 use gin_verbs::verbs::{DeviceAttributes, IBV_ATOMIC_NONE, VerbsDevice};
-use gin_verbs::{Access, CallError, DeviceList, OpenDevice, Verbs, check};
+use gin_verbs::{CallError, DeviceList, OpenDevice, Verbs, check};
 use std::ffi::c_int;
 use std::fs;
 use std::sync::Arc;
@@ -179,21 +175,6 @@ impl RdmaDevice {
         let mtu = port.mtu.unwrap_or(Mtu::B4096);
         let mtu = config.mtu.map_or(mtu, |wanted| wanted.min(mtu));
         Ok(Self { open, info, port, gid, mtu, config: config.clone() })
-    }
-
-    /// Registers memory and releases it again. Returns how the NIC reaches the memory, and whether it can add to words
-    /// there.
-    ///
-    /// # Errors
-    /// [`NetError::Local`], with the reason why the NIC does not reach the memory.
-    pub fn reach(self: &Arc<Self>, memory: &MemorySlice) -> Result<(Way, bool), NetError> {
-        let domain = Domain::new(self)?;
-        // Safety: the region is gone before this returns.
-        let register = |reach| unsafe { Region::of_slice(&domain, memory, reach) }.map(|region| region.way);
-        match register(Access::SIGNALS) {
-            Ok(way) if self.info.has_atomics => Ok((way, true)),
-            _ => register(Access::PEERS).map(|way| (way, false)),
-        }
     }
 
     /// Returns the device's name and the number of the port.

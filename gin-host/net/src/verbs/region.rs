@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory regions: windows, signal words and the network's own buffers.
 
+use super::device::RdmaDevice;
 use super::objects::{Domain, local};
 use crate::NetError;
 use gin_gpu::{DeviceKind, MemoryKind, MemorySlice};
@@ -112,6 +113,23 @@ impl Region {
             unsafe { register(domain.domain.as_ptr(), file.offset(), bytes as usize, address, file.number(), flags) };
         let region = non_null("registering a file", region).map_err(|error| NetError::from(error).to_string())?;
         Ok(Self::of(domain, region, Way::DmaBuf))
+    }
+}
+
+impl RdmaDevice {
+    /// Registers memory and releases it again. Returns how the NIC reaches the memory, and whether it can add to words
+    /// there.
+    ///
+    /// # Errors
+    /// [`NetError::Local`], with the reason why the NIC does not reach the memory.
+    pub fn reach(self: &Arc<Self>, memory: &MemorySlice) -> Result<(Way, bool), NetError> {
+        let domain = Domain::new(self)?;
+        // Safety: the region is gone before this returns.
+        let register = |reach| unsafe { Region::of_slice(&domain, memory, reach) }.map(|region| region.way);
+        match register(Access::SIGNALS) {
+            Ok(way) if self.info.has_atomics => Ok((way, true)),
+            _ => register(Access::PEERS).map(|way| (way, false)),
+        }
     }
 }
 
