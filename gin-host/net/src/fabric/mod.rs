@@ -4,7 +4,8 @@
 //! | module | holds |
 //! | --- | --- |
 //! | `config` | the configuration, and the environment variables that set it |
-//! | `provider` | what providers offer, and the choice of one offer |
+//! | `provider` | providers, and what they offer |
+//! | `open` | the choice of one offer |
 //! | `objects` | RAII wrappers: endpoint, registered memory, slots |
 //! | `connection` | the requests and messages of a context with a peer, in their order |
 //! | `live` | an endpoint in use: operations that the provider holds, completions, peers |
@@ -57,6 +58,7 @@ mod connection;
 mod key;
 mod live;
 mod objects;
+mod open;
 mod provider;
 mod windows;
 
