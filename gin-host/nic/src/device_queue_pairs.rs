@@ -185,7 +185,7 @@ impl DeviceQueuePairs {
         let sink = RegisteredSlice::new(nic, home.slice(first..first + 8)?, Access::RINGS)?;
         let set = |_| DeviceQueues::new(nic, device, &specs, expired);
         let sets = (0..contexts).map(set).collect::<Result<Vec<_>, _>>()?;
-        let bells = Bells::new(nic, device, (&sets, shape.queues()), doorbells)?;
+        let bells = Bells::new(nic, device, (sets.iter().flat_map(|set| &set.pages), shape.queues()), doorbells)?;
         Ok(Self { sets, sink, words, bells, counters, places, shape })
     }
 

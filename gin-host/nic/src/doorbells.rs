@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The engine that rings doorbells: kernels if their device can store to the NIC's doorbell pages, else the host.
 
-use super::error::{DeviceQueueError, NicError};
-use super::open::Nic;
+use super::error::{DeviceQueueError, NicError, Step};
+use super::hca::{Hca, Uar};
+use super::open::{Nic, failed};
 use super::owned::Owned;
-use super::queues::DeviceQueues;
 use gin_abi::gdaki::{DOORBELL_GPU, DOORBELL_SYSTEM};
 use gin_gpu::{Device, GpuError, Keep, MappedPages, Memory, MemoryKind};
 use std::collections::BTreeMap;
@@ -142,20 +142,20 @@ pub(super) enum Bells {
 }
 
 impl Bells {
-    /// Maps or allocates the doorbells of the queue pairs of these sets.
+    /// Maps the doorbell pages, or allocates a doorbell for each of `queues` queue pairs.
     ///
     /// # Errors
     /// [`NicError::Doorbells`] if kernels were requested and cannot ring; an error of the device.
-    pub(super) fn new(
+    pub(super) fn new<'a>(
         nic: &Nic,
         device: &Arc<dyn Device>,
-        (sets, queues): (&[DeviceQueues], u64),
+        (pages, queues): (impl Iterator<Item = &'a DoorbellPage>, u64),
         asked: Doorbells,
     ) -> Result<Self, DeviceQueueError> {
         let refusal = if asked == Doorbells::Host {
             None
         } else {
-            match Pages::map(nic, &**device, sets.iter().flat_map(|set| &set.pages)) {
+            match Pages::map(nic, &**device, pages) {
                 Ok(pages) => return Ok(Self::Pages(pages)),
                 Err(reason) if asked == Doorbells::Gpu => {
                     let (nic, device, reason) = (nic.name.clone(), device.name(), Box::new(reason));
@@ -194,6 +194,13 @@ impl Bells {
 }
 
 impl Nic {
+    /// Allocates a doorbell page.
+    pub(super) fn doorbell_page(&self) -> Result<(Uar, DoorbellPage), NicError> {
+        let uar = self.owner.hca.allocate_uar().map_err(failed(&self.name, Step::DoorbellPage, None))?;
+        let object = Arc::new(self.owner.own(uar.handle, Hca::free_uar));
+        Ok((uar, DoorbellPage { doorbell: uar.doorbell, object }))
+    }
+
     /// Returns the engine that would ring this NIC's doorbells for a device. Allocates a doorbell page, tries to map
     /// it, and frees both.
     ///

@@ -260,13 +260,6 @@ impl Nic {
         Err(NicError::Deadline { nic: self.name.clone(), step, peer: peer.cloned() })
     }
 
-    /// Allocates a doorbell page.
-    pub(super) fn doorbell_page(&self) -> Result<(Uar, DoorbellPage), NicError> {
-        let uar = self.owner.hca.allocate_uar().map_err(failed(&self.name, Step::DoorbellPage, None))?;
-        let object = Arc::new(self.owner.own(uar.handle, Hca::free_uar));
-        Ok((uar, DoorbellPage { doorbell: uar.doorbell, object }))
-    }
-
     fn check(&self, spec: &QueueSpec) -> Result<(), NicError> {
         let limits = [
             ("slots of a send queue", spec.depth, self.capabilities.max_depth),
