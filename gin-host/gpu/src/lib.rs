@@ -65,7 +65,7 @@ use gin_device::kernel::{KernelEntry, LaunchStream};
 use placement::Locality;
 use std::any::{Any, TypeId};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// The kind of a device.
 ///
@@ -333,6 +333,11 @@ pub trait Device: Any + fmt::Debug + Send + Sync {
     fn is_stepped(&self) -> bool {
         false
     }
+
+    /// Registers the kernel that this device launches from now on as a [`Resident`](resident::Resident) one. Devices
+    /// whose operations wait for no kernel ignore it.
+    #[doc(hidden)]
+    fn keep_resident(&self, _kernel: Weak<dyn resident::Resident>) {}
 }
 
 /// Memory at addresses of the caller's choice, and memory in files that other processes of the host map.

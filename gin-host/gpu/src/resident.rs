@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Resident kernels, such as the engine of a software NIC.
 
-use crate::Device;
 use std::fmt;
-use std::sync::Weak;
 
 /// A resident kernel. It ends when it is asked to park, and its owner launches it again.
 ///
@@ -15,14 +13,4 @@ pub trait Resident: Send + Sync + fmt::Debug {
 
     /// Returns whether its SMs stay reserved for it while it does not run.
     fn keeps_room(&self) -> bool;
-}
-
-/// Registers the kernel that `device` launches from now on as a resident one.
-pub fn keep(device: &dyn Device, resident: Weak<dyn Resident>) {
-    #[cfg(feature = "cuda")]
-    if let Some(device) = device.downcast::<crate::cuda::CudaDevice>() {
-        return crate::cuda::resident::keep(device, resident);
-    }
-    // No operation of a virtual GPU waits for its kernels.
-    let _ = (device, resident);
 }

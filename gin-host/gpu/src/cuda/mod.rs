@@ -43,7 +43,7 @@ mod nic;
 mod pages;
 mod pinned;
 pub mod raw;
-pub(crate) mod resident;
+mod resident;
 mod shape;
 mod shared;
 mod stream;
@@ -56,6 +56,7 @@ use self::context::Context;
 use self::copies::Copies;
 use self::copy_stream::CopyStream;
 use self::driver::BesideCaptures;
+use self::launches::Stays;
 use self::module::{Handle, Image, Images};
 use self::pinned::is_pinned;
 use self::resident::Hold;
@@ -66,6 +67,7 @@ use super::{
     ModuleSource, NicAccess, Stream,
 };
 use crate::copy::copy_shared;
+use crate::resident::Resident;
 use crate::{Devices, EmbeddedModules};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -244,6 +246,11 @@ impl Device for CudaDevice {
 
     fn running(&self) -> usize {
         launches::running(self.context.ordinal, self.id)
+    }
+
+    fn keep_resident(&self, kernel: Weak<dyn Resident>) {
+        let stays = Stays { owner: self.id, resident: kernel, room: None };
+        launches::with(self.context.ordinal, |state| state.residents.push(stays));
     }
 
     fn copier(&self) -> Result<Option<Box<dyn Copier>>, GpuError> {

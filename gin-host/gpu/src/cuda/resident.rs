@@ -5,11 +5,8 @@
 //! It would wait for ever for a resident kernel. So the kernel's owner registers it here, and it is asked to park
 //! first. A program without such a kernel pays one branch per launch.
 
-use super::CudaDevice;
-use super::launches::{Launch, State, Stays, with, with_each};
+use super::launches::{Launch, State, with_each};
 use crate::GpuError;
-use crate::resident::Resident;
-use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 /// The time that a kernel has to park.
@@ -105,12 +102,6 @@ impl State {
         self.local.insert(ordinal, known.max(local));
         Ok(())
     }
-}
-
-/// Registers a resident kernel: this device object launches it from now on.
-pub(crate) fn keep(device: &CudaDevice, resident: Weak<dyn Resident>) {
-    let stays = Stays { owner: device.id, resident, room: None };
-    with(device.context.ordinal, |state| state.residents.push(stays));
 }
 
 /// Keeps resident kernels from running, as long as this is alive.

@@ -19,16 +19,19 @@
 mod config;
 mod device;
 mod firmware;
+mod kernel;
 mod memory;
 mod objects;
 mod place;
+mod reason;
 mod table;
 
 pub use config::{SoftConfig, SoftGid, SoftPort};
 pub use device::SoftHca;
-pub use firmware::reason;
 pub use gin_soft_nic::{Fault, FaultKind, Options, Progress, Violation, ViolationKind};
-pub use place::{Parked, SoftEngine};
+pub use kernel::Parked;
+pub use place::SoftEngine;
+pub use reason::reason;
 
 use self::objects::HcaState;
 use gin_gpu::Device;

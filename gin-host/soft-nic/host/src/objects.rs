@@ -2,11 +2,11 @@
 //! The objects of software NICs and their uses of each other.
 
 use super::SoftConfig;
-use super::firmware::{Answer, Reason};
-use super::memory::HostMemory;
 #[cfg(doc)]
-use super::place::SoftEngine;
-use super::place::{DOORBELLS, KernelEngine};
+use super::SoftEngine;
+use super::kernel::KernelEngine;
+use super::memory::HostMemory;
+use super::reason::{Answer, Reason};
 use super::table::Table;
 use gin_device::exec::watch;
 use gin_gpu::Memory;
@@ -29,6 +29,8 @@ pub(super) const DOORBELL_WORD: usize = 0x100;
 pub(super) const EVENT_QUEUE: u32 = 5;
 /// The maximum number of ranges that the engine holds back, and the maximum number of bytes of them.
 const HELD: usize = 256;
+/// The maximum number of doorbells outside of pages of this process.
+pub(super) const DOORBELLS: usize = 2048;
 pub(super) const STAGE_BYTES: u64 = 1 << 20;
 
 /// The kind of an object.

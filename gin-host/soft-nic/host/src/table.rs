@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Tables of the engine, which the host changes while no kernel uses them.
 
-use super::firmware::{Answer, Reason};
+use super::reason::{Answer, Reason};
 use super::{HcaError, no_engine};
 use gin_gpu::{Device, GpuError, Memory, MemoryKind};
 use gin_soft_nic::kernel;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Commands that create objects.
 
-use super::{Answer, Reason};
 use crate::objects::{EVENT_QUEUE, HcaState, Kind, Name, Object, put};
+use crate::reason::{Answer, Reason};
 use gin_abi::mlx5::bits::View;
 use gin_abi::mlx5::command::{QpState, RQ_TYPE_NONE};
 use gin_abi::mlx5::cqe;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Commands that query.
 
-use super::{Answer, Reason, port_of};
+use super::port_of;
 use crate::SoftConfig;
 use crate::objects::PAGE;
+use crate::reason::{Answer, Reason};
 use gin_abi::mlx5::bits::{Mailbox, View};
 use gin_abi::mlx5::command::{PORT_TYPE_ETHERNET, capability, roce_version};
 use gin_abi::mlx5::mailbox::{

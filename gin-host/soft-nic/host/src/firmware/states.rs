@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Changes of the state of a queue pair.
 
-use super::{Answer, Reason, port_of};
+use super::port_of;
 use crate::objects::HcaState;
+use crate::reason::{Answer, Reason};
 use crate::{SoftConfig, SoftPort};
 use gin_abi::mlx5::bits::View;
 use gin_abi::mlx5::command::{AtomicMode, Mtu, PM_MIGRATED, QpState, opcode, opt_param, roce_version};
