@@ -2,8 +2,7 @@
 //! Windows whose parts are at fixed distances. The ranks of an LSA team share a range of addresses, and agree on a
 //! place in it for each window.
 
-use super::live::Live;
-use super::{CommError, Communicator};
+use super::CommError;
 use gin_abi::CommHandle;
 use gin_gpu::flat::{FlatRange, first_fit};
 use gin_gpu::registry::Registry;
@@ -80,7 +79,7 @@ pub(super) fn offer(device: &dyn Device, rank: u32, lsa_size: u32, across: bool)
 
 /// A rank's message before a window's memory is allocated.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Wish {
+pub(super) struct Wish {
     bytes: u64,
     granularity: u64,
     /// The used parts of its slot.
@@ -96,33 +95,42 @@ fn place(wishes: Vec<Wish>, stride: u64) -> Result<u64, CommError> {
     first_fit(taken, bytes, granularity, stride).map_err(|longest| CommError::NoPlace { bytes, longest, stride })
 }
 
-impl Communicator {
-    /// Allocates memory for this rank's part of a window, at the same offset in its slot as the other ranks of its
-    /// team, if their devices support that. Collective. The inner result is that of the steps after the exchange.
-    pub(super) fn window_memory(&self, live: &Live, bytes: u64) -> Result<Result<Arc<Memory>, CommError>, CommError> {
-        const CALL: &str = "allocate a window";
-        let CommHandle { lsa_rank: slot, lsa_size, .. } = live.handle;
-        let wish = live.flat.as_ref().map(|range| {
+/// This rank's part of a window, before its allocation.
+pub(super) struct OwnPart<'a> {
+    pub(super) device: &'a Arc<dyn Device>,
+    pub(super) flat: &'a Flat,
+    pub(super) handle: CommHandle,
+    pub(super) bytes: u64,
+    /// The ranks are separate processes.
+    pub(super) across: bool,
+}
+
+impl<'a> OwnPart<'a> {
+    /// Returns the message to the other ranks, or the reason why this rank has no range.
+    pub(super) fn wish(&self) -> Result<Wish, &'a CommError> {
+        let CommHandle { lsa_rank: slot, lsa_size, .. } = self.handle;
+        self.flat.as_ref().map(|range| {
             // Across processes this rank's slots of other ranks must be free at the offset, too.
-            let slots = if self.is_across() { 0..lsa_size } else { slot..slot + 1 };
+            let slots = if self.across { 0..lsa_size } else { slot..slot + 1 };
             let taken = range.iter().flat_map(|range| slots.clone().flat_map(|slot| range.taken(slot))).collect();
             // A part without bytes has an address, too.
-            Wish { bytes: bytes.max(1), granularity: self.device.granularity(), taken }
-        });
-        let all = self.agree(live, CALL, wish)?;
-        Ok(self.place_memory(live, bytes, all))
+            Wish { bytes: self.bytes.max(1), granularity: self.device.granularity(), taken }
+        })
     }
 
-    fn place_memory(&self, live: &Live, bytes: u64, all: Vec<Wish>) -> Result<Arc<Memory>, CommError> {
-        let Ok(Some(range)) = &live.flat else {
-            return Ok(Memory::for_ranks(&self.device, MemoryKind::Device, bytes, self.is_across())?);
+    /// Allocates memory at the same offset in this rank's slot as the other ranks of its team, if their devices support
+    /// that. `all` are the messages of all ranks.
+    pub(super) fn memory(&self, all: Vec<Wish>) -> Result<Arc<Memory>, CommError> {
+        let &Self { device, bytes, across, .. } = self;
+        let Ok(Some(range)) = self.flat else {
+            return Ok(Memory::for_ranks(device, MemoryKind::Device, bytes, across)?);
         };
-        let CommHandle { lsa_rank: slot, lsa_first, lsa_size, .. } = live.handle;
+        let CommHandle { lsa_rank: slot, lsa_first, lsa_size, .. } = self.handle;
         let team = all.into_iter().skip(lsa_first as usize).take(lsa_size as usize);
         let offset = place(team.collect(), range.stride())?;
         // The longest part of all ranks fits there, and slots end at multiples of every granularity.
-        let room = bytes.max(1).next_multiple_of(self.device.granularity());
-        Ok(Memory::placed(&self.device, range.take(slot, offset, room)?, bytes, self.is_across())?)
+        let room = bytes.max(1).next_multiple_of(device.granularity());
+        Ok(Memory::placed(device, range.take(slot, offset, room)?, bytes, across)?)
     }
 }
 

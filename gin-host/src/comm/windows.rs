@@ -4,6 +4,7 @@
 use super::gdaki::RemotePart;
 use super::live::Live;
 use super::reach;
+use super::symmetric::OwnPart;
 use super::window::{Registered, Window, WindowFlags};
 use super::wire::same;
 use super::{CommError, Communicator};
@@ -125,7 +126,10 @@ impl Communicator {
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         const CALL: &str = "allocate a window";
         let work = |live: &mut Live| {
-            let memory = self.window_memory(live, bytes)?;
+            let across = self.is_across();
+            let part = OwnPart { device: &self.device, flat: &live.flat, handle: live.handle, bytes, across };
+            let all = self.agree(live, CALL, part.wish())?;
+            let memory = part.memory(all);
             let stride = live.flat.as_ref().ok().and_then(Option::as_ref).map_or(0, |range| range.handle_stride());
             self.register_outcome(live, memory.map(|memory| memory.whole()), stride, flags)
         };
