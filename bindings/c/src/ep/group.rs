@@ -2,7 +2,7 @@
 //! Groups, their configuration and status.
 
 use super::enter;
-use super::memory::Known;
+use super::state::{Core, Known};
 use super::types::{gin_ep_config_t, gin_ep_element_t, gin_ep_group_t, gin_ep_report_t};
 use crate::comm::Comm;
 use crate::status::{Failure, call, check_size, fill, input, output};
@@ -11,33 +11,8 @@ use crate::types::gin_status_t::GIN_ERROR_HANDLE;
 use crate::types::{GIN_FAULT_TEXT_BYTES, GIN_FOREVER, GIN_NONE, gin_comm_t, gin_status_t};
 use gin_abi::Deadline;
 use gin_ep::{Code, Element, GroupConfig, Report, Scales};
-use gin_ep_kernels::Sizes;
-use gin_gpu::Device;
 use gin_host::comm::CommState;
 use std::sync::{Arc, Mutex};
-
-/// The part of a group that its slots, plans and layouts need.
-pub(crate) struct Core {
-    pub(crate) comm: Arc<Comm>,
-    pub(crate) sizes: Sizes,
-    pub(crate) combine_at_source: bool,
-    pub(crate) known: Known,
-}
-
-impl Core {
-    /// Refuses a stream of another rank.
-    pub(crate) fn check_device(&self, stream: &dyn Device) -> Result<(), Failure> {
-        let own = &**self.comm.inner.gpu();
-        // Ranks that share a GPU have separate device objects.
-        if std::ptr::addr_eq(own, stream) {
-            return Ok(());
-        }
-        let (own, other) = (own.name(), stream.name());
-        Err(Failure::argument(format!(
-            "`stream` is of another rank, on {other}; the group is of a rank on {own}: pass a stream of the group's rank"
-        )))
-    }
-}
 
 /// One rank's part of a group.
 pub(crate) struct Group {

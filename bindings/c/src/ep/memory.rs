@@ -1,85 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory, tokens and sums of a call, checked.
+//! Tokens and sums of a call, checked.
 
-use super::group::Core;
-use super::permuted::{Permuted, Plan};
-use super::types::{gin_ep_combine_t, gin_ep_permuted_t, gin_ep_tokens_t, gin_memory_t};
+use super::state::{Core, Permuted, Plan};
+use super::types::{gin_ep_combine_t, gin_ep_tokens_t};
 use crate::status::{Failure, check_size, input};
 use crate::table;
-use crate::window::import;
-use gin_boot::lock;
 use gin_ep::{Combine, Ids, Number, Rows};
-use gin_gpu::{Device, Memory, MemoryKind, MemorySlice};
-use std::sync::{Arc, Mutex, Weak};
-
-/// The memory of the program that slots of a group may still use. The same address and length are the same object, so a
-/// slot keeps it once.
-pub(crate) struct Known {
-    memory: Mutex<Vec<Weak<Memory>>>,
-    /// Stands for memory without bytes.
-    none: Arc<Memory>,
-}
-
-impl Known {
-    pub(crate) fn new(device: &Arc<dyn Device>) -> Result<Self, Failure> {
-        Ok(Self { memory: Mutex::default(), none: Memory::new(device, MemoryKind::Device, 16)? })
-    }
-
-    /// Returns the object of memory of the program, which has the name `what` in errors.
-    fn take(&self, device: &dyn Device, given: &gin_memory_t, what: &str) -> Result<MemorySlice, Failure> {
-        let (address, bytes) = (given.data.expose_provenance() as u64, given.bytes);
-        if bytes == 0 {
-            return Ok(self.none.slice(0..0)?);
-        }
-        if address == 0 {
-            let text = format!("`{what}` is null and has {bytes} bytes: pass an address, or 0 bytes");
-            return Err(Failure::argument(text));
-        }
-        if address.checked_add(bytes).is_none() {
-            let text = format!("`{what}` has {bytes} bytes, which end past the last address: pass its length in bytes");
-            return Err(Failure::argument(text));
-        }
-        let mut known = lock(&self.memory);
-        let same = |memory: &Arc<Memory>| (memory.address(), memory.bytes()) == (address, bytes);
-        if let Some(memory) = known.iter().filter_map(Weak::upgrade).find(same) {
-            return Ok(memory.whole());
-        }
-        let memory = import(device, address, bytes).map_err(|failure| failure.of(what))?;
-        known.retain(|memory| memory.strong_count() > 0);
-        known.push(Arc::downgrade(&memory));
-        Ok(memory.whole())
-    }
-}
-
-impl Core {
-    pub(crate) fn memory(&self, given: &gin_memory_t, what: &str) -> Result<MemorySlice, Failure> {
-        self.known.take(&**self.comm.inner.gpu(), given, what)
-    }
-
-    pub(crate) fn optional(&self, given: &gin_memory_t, what: &str) -> Result<Option<MemorySlice>, Failure> {
-        let is_none = given.data.is_null() && given.bytes == 0;
-        (!is_none).then(|| self.memory(given, what)).transpose()
-    }
-
-    /// Returns the memory of rows at a pointer, which may be null.
-    pub(crate) fn rows_at(&self, rows: *const gin_memory_t) -> Result<Option<MemorySlice>, Failure> {
-        if rows.is_null() { Ok(None) } else { self.optional(input(rows, "rows")?, "rows") }
-    }
-
-    /// Returns a layout of this group.
-    pub(crate) fn layout(self: &Arc<Self>, permuted: gin_ep_permuted_t) -> Result<Arc<Permuted>, Failure> {
-        let found = table::get::<Permuted>(permuted.id)?;
-        self.check_own(&found.core, "layout", permuted.id)?;
-        Ok(found)
-    }
-
-    pub(crate) fn check_own(self: &Arc<Self>, other: &Arc<Self>, what: &str, id: u64) -> Result<(), Failure> {
-        if Arc::ptr_eq(self, other) {
-            return Ok(());
-        }
-        Err(Failure::argument(format!("{what} {id:#x} is of another group: make one for this group")))
-    }
-}
+use gin_gpu::MemorySlice;
+use std::sync::Arc;
 
 /// The number of tokens of a dispatch.
 enum Count {

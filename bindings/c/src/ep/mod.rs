@@ -8,7 +8,8 @@
 //! | [`slot`] | slots, and a dispatch from its start to its end |
 //! | [`permuted`] | layouts of received rows, plans |
 //! | [`product`] | products of the experts' rows |
-//! | `memory` | private: memory, tokens and sums of a call, checked |
+//! | `state` | private: groups, layouts and plans, which the calls share |
+//! | `memory` | private: tokens and sums of a call, checked |
 //!
 //! A dispatch of `gin-ep` borrows its slot. A slot of C keeps the id of its detached dispatch instead, and `gin-ep`
 //! refuses calls in another order.
@@ -18,6 +19,7 @@ mod memory;
 pub mod permuted;
 pub mod product;
 pub mod slot;
+mod state;
 pub mod types;
 
 use crate::status::{Failure, outputs};

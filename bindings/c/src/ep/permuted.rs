@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Layouts of received rows, and plans.
 
-use super::group::{Core, Group};
+use super::group::Group;
 use super::memory::Given;
 use super::slot::Slot;
+use super::state::{Core, Permuted, Plan};
 use super::types::{
     gin_ep_group_t, gin_ep_permuted_into_t, gin_ep_permuted_memory_t, gin_ep_permuted_t, gin_ep_plan_t, gin_ep_slot_t,
     gin_ep_tokens_t, gin_memory_t,
@@ -17,26 +18,6 @@ use gin_ep::Layout;
 use gin_gpu::MemorySlice;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
-
-/// Memory for received rows in a layout.
-pub(crate) struct Permuted {
-    pub(crate) core: Arc<Core>,
-    pub(crate) inner: gin_ep::Permuted,
-}
-
-impl table::Handled for Permuted {
-    const KIND: table::Kind = table::Kind::EpPermuted;
-}
-
-/// A plan of tokens.
-pub(crate) struct Plan {
-    pub(crate) core: Arc<Core>,
-    pub(crate) inner: gin_ep::Plan,
-}
-
-impl table::Handled for Plan {
-    const KIND: table::Kind = table::Kind::EpPlan;
-}
 
 fn layout(kind: u32, align: u32) -> Result<Layout, Failure> {
     let layout = match kind {

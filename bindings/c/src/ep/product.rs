@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Products of the experts' rows.
 
-use super::group::{Core, Group};
+use super::group::Group;
 use super::slot::Slot;
+use super::state::Core;
 use super::types::{
     gin_ep_experts_t, gin_ep_group_t, gin_ep_grouped_t, gin_ep_overlapped_t, gin_ep_slot_t, gin_memory_t,
 };

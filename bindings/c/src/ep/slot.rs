@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Slots, and a dispatch from its start to its end.
 
-use super::group::{Core, Group};
+use super::group::Group;
 use super::memory::{Given, Sums};
+use super::state::Core;
 use super::types::{
     gin_device_ep_received_t, gin_ep_combine_t, gin_ep_group_t, gin_ep_metadata_t, gin_ep_permuted_t, gin_ep_slot_t,
     gin_ep_tokens_t, gin_memory_t,
