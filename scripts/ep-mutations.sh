@@ -165,7 +165,7 @@ while read -r -u 3 _ _ name; do
     case $name in
         reserve.rs*) tests=($shared_races $grants $limits) ;;
         expand.rs*) tests=($races $layouts $resident) ;;
-        permute.rs* | expert_major.rs*) tests=($races $layouts $products_races) ;;
+        layout.rs* | permute.rs* | expert_major.rs*) tests=($races $layouts $products_races) ;;
         network.rs*) tests=($network_races $rows_of_ids $networks) ;;
         matmul/*) tests=($products_races $products $one_multiplies $silent_products $lost_products) ;;
         *) tests=($races $rounds $routing $resident $shared_races) ;;

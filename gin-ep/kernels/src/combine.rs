@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Combine: one row back for every row received, and their sums.
 
-use crate::dispatch::{Arena, NO_PLACE, is_silent, lane_index};
+use crate::arena::{Arena, NO_PLACE, Near, Reach, is_silent, lane_index};
 use crate::element::Element;
 use crate::format::{Pairs, load_unit, store_unit};
-use crate::network::{Near, Network, Reach, Routed};
+use crate::network::{Network, Routed};
 use crate::params::{COMBINE, Divisor, EPOCH, LAST_USE, MASKED, SINCE, Sizes, SlotParams, TokenParams, load};
 use crate::protocol::{self, IN_PLACE, Launch, PUSHED, last_use, raise};
 use crate::status;

@@ -1,95 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Dispatch: every row once to every rank that has one of its experts.
 
+use crate::arena::{Arena, NO_PLACE, Near, Reach, is_silent, lane_index};
 use crate::combine::{announce, returned};
 use crate::format::{Format, Metadata, RowsAlone};
-use crate::network::{Near, Network, Reach, Routed};
+use crate::network::{Network, Routed};
 use crate::params::{
     COMBINE, DISPATCH, EPOCH, LAST_USE, MASKED, SECTION, SECTIONS, SINCE, SlotParams, TokenParams, load,
 };
 use crate::protocol::{self, Launch, PUSHED, Sent, is_occupied, last_use, raise};
 use crate::reserve::reserve_within;
 use crate::routes::{Routes, check_number};
-use crate::status::{self, Code};
-use gin_device::internal::status::WaitError;
+use crate::status;
+#[cfg(doc)]
+use crate::status::Code;
 use gin_device::prelude::*;
 use gin_device::sys::data::{store_weak_u8, store_weak_u32};
-use gin_device::sys::{Global, GlobalWord, Memory, Word};
+use gin_device::sys::{Global, Memory, Word};
 
 /// Phase of [`dispatch`]: send the rows.
 pub const SEND: u32 = 1;
 /// Phase of [`dispatch`]: wait for the rows of all ranks.
 pub const RECEIVE: u32 = 2;
-
-/// The place of a row that its rank does not send.
-pub(crate) const NO_PLACE: u32 = u32::MAX;
-
-/// The arena of all ranks.
-#[derive(Clone, Copy)]
-pub(crate) struct Arena<R = Near> {
-    window: Window<u64>,
-    world: Team,
-    pub(crate) route: R,
-}
-
-impl Arena {
-    /// Returns the arena, if loads and stores reach all ranks. Otherwise reports a fault.
-    #[inline(always)]
-    pub(crate) fn new(comm: &Comm, window: &Window<u64>) -> Option<Self> {
-        let world = comm.world();
-        if comm.lsa().size() == world.size() {
-            return Some(Self::by(comm, window, Near));
-        }
-        if Block.elect() && block_in_grid() == 0 {
-            comm.report_code(u64::from(comm.lsa().size()));
-        }
-        None
-    }
-}
-
-impl<R: Reach> Arena<R> {
-    /// Returns the arena, of which `route` reaches all parts.
-    #[inline(always)]
-    pub(crate) fn by(comm: &Comm, window: &Window<u64>, route: R) -> Self {
-        Self { window: *window, world: comm.world(), route }
-    }
-
-    /// Returns a rank of the group, which are all ranks of the communicator.
-    #[inline(always)]
-    fn member(&self, rank: u32) -> Rank {
-        // Safety: callers pass ranks of the group.
-        unsafe { Rank::new_unchecked(rank) }
-    }
-
-    /// Returns the address of this rank's part.
-    #[inline(always)]
-    pub(crate) fn here(&self) -> u64 {
-        self.window.local_ptr().addr() as u64
-    }
-
-    /// Returns the address of the part of a rank that loads and stores reach.
-    #[inline(always)]
-    pub(crate) fn there(&self, rank: u32) -> u64 {
-        self.window.peer_ptr(self.member(rank)).map_or(0, |part| part.addr() as u64)
-    }
-
-    #[inline(always)]
-    pub(crate) fn rank(&self) -> u32 {
-        self.world.rank()
-    }
-
-    #[inline(always)]
-    pub(crate) fn word(&self, offset: u64) -> GlobalWord {
-        // Safety: a word of the arena; all accesses to words of state are atomic.
-        unsafe { GlobalWord::new(self.here() + offset) }
-    }
-
-    #[inline(always)]
-    pub(crate) fn word_at(&self, rank: u32, offset: u64) -> GlobalWord {
-        // Safety: as above.
-        unsafe { GlobalWord::new(self.there(rank) + offset) }
-    }
-}
 
 /// Sends the rows of `tokens`, if `phases` has [`SEND`], and waits for those of all ranks, if it has [`RECEIVE`]. All
 /// threads of the grid call.
@@ -567,24 +499,4 @@ pub(crate) fn receive<F: Format, R: Reach>(comm: &Comm, arena: &Arena<R>, slot: 
         arena.word(slot.got(source)).store_relaxed_gpu(rows.into());
         source += WARP_SIZE;
     }
-}
-
-/// Reports a rank whose flag did not come, and goes on without it.
-#[inline(always)]
-pub(crate) fn is_silent<R: Reach>(
-    arena: &Arena<R>,
-    slot: &SlotParams,
-    source: u32,
-    epoch: u64,
-    (stop, seen): (WaitError, u64),
-) {
-    let code = if stop == WaitError::Deadline { Code::Silent } else { Code::Stopped };
-    status::report(arena.here(), slot, code, source, 0, seen, u64::from(epoch as u32));
-    arena.word(slot.word(MASKED)).red_or_relaxed_gpu(1 << source);
-}
-
-/// Returns the number of the thread in its warp.
-#[inline(always)]
-pub(crate) fn lane_index() -> u32 {
-    gin_device::coop::lane()
 }

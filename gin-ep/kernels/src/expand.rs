@@ -7,12 +7,13 @@
 //! [`assign`](crate::permute::assign) gives it, in every grid and whichever blocks stay.
 
 use crate::PermutedRows;
-use crate::dispatch::{Arena, await_release, lane_index, receive, rows_within, send};
+use crate::arena::{Arena, Near, Reach, lane_index};
+use crate::dispatch::{await_release, receive, rows_within, send};
 use crate::expert_major::{NEXT, OFFSETS, Part, TOTALS, WINDOW, fill};
 use crate::format::{Format, load_unit, store_unit};
-use crate::network::{Near, Reach};
+use crate::layout::{EXPERT_MAJOR_PACKED, EXPERT_MAJOR_PADDED, NONE, prefix_sum, total_of};
 use crate::params::{DECIDED, DISPATCH, EPOCH, LAST_USE, Sizes, TokenParams};
-use crate::permute::{EXPERT_MAJOR_PACKED, EXPERT_MAJOR_PADDED, NONE, prefix_sum, store_details, total_of};
+use crate::permute::store_details;
 use crate::protocol::{self, Launch, Sent};
 use crate::routes::Routes;
 use crate::status;

@@ -4,8 +4,8 @@
 //! The rows of each source are divided into parts. A block counts the rows of each expert in a part. The prefix
 //! sums of all counts are the numbers of the first rows of parts, which get their places in order.
 
+use crate::layout::{EXPERT_MAJOR_PACKED, EXPERT_MAJOR_PADDED, NONE, PermutedRows, prefix_sum, total_of};
 use crate::params::{Sizes, load};
-use crate::permute::{EXPERT_MAJOR_PACKED, EXPERT_MAJOR_PADDED, NONE, PermutedRows, prefix_sum};
 use crate::received::Source;
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_pair;
@@ -239,7 +239,7 @@ impl<'a> Part<'a> {
             }
         });
         if is_packed && self.number == 0 {
-            crate::permute::total_of(to, end);
+            total_of(to, end);
         }
     }
 

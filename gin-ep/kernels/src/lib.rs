@@ -61,6 +61,7 @@
 #[cfg(not(target_arch = "nvptx64"))]
 extern crate std;
 
+mod arena;
 mod combine;
 mod dispatch;
 mod element;
@@ -69,6 +70,7 @@ mod expert_major;
 mod format;
 #[cfg(feature = "kernels")]
 mod kernels;
+mod layout;
 pub mod matmul;
 mod metadata;
 mod network;
@@ -97,13 +99,13 @@ pub use kernels::{
     ep_permute_count, ep_permute_details, ep_permute_metadata, ep_plan, ep_reduce_bf16, ep_reduce_f16, ep_reduce_f32,
     ep_reduce_wide, ep_reserve, ep_send_metadata, ep_send_rows, ep_send_rows_e4m3,
 };
+pub use layout::PermutedRows;
 pub use metadata::{MetadataParams, metadata};
 pub use network::Network;
 pub use params::{
     CLAIMED_WORD, COUNT_IN_DISPATCH, Divisor, EPOCH_WORD, EXPONENTS, MASKED_WORD, POWERS, Sizes, SlotOffsets,
     SlotParams, TokenParams, UNSENT_WORD, WIDE_IDS, reset,
 };
-pub use permute::PermutedRows;
 pub use received::ReceivedRows;
 pub use reduce::reduce;
 pub use reserve::reserve;

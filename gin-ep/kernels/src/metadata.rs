@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The metadata of rows in a layout, in memory of the program.
 
+use crate::layout::{EXPERT_MAJOR_PADDED, FLAT, NONE};
 use crate::params::load;
-use crate::permute::{EXPERT_MAJOR_PADDED, FLAT, NONE};
 use crate::{PermutedRows, ReceivedRows};
 use gin_device::bytemuck::{Pod, Zeroable};
 use gin_device::prelude::*;

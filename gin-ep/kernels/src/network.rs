@@ -11,7 +11,7 @@
 //! an increment, modulo 2^64. The receiver sees the sum: the last flag. Nothing resets it. A difference depends on
 //! nothing but this rank's own words, so the sum is right after any silence.
 
-use crate::dispatch::{Arena, lane_index};
+use crate::arena::{Arena, Reach, lane_index};
 use crate::params::{MASKED, Regions, Sizes, SlotParams, UNSENT, load};
 use crate::protocol::{Flag, PUSHED, flag};
 use crate::status::{self, Code};
@@ -143,89 +143,6 @@ impl Network {
     const fn remote(&self, rank: u32) -> u32 {
         if rank < self.near_first { rank } else { rank - self.near }
     }
-}
-
-/// How a kernel reaches the ranks of a group.
-pub(crate) trait Reach: Copy {
-    /// A flag that a rank raises here.
-    type Flag: Flag + Copy;
-
-    /// Returns the ranks that a dispatch goes on without, as bits.
-    fn masked(arena: &Arena<Self>, slot: &SlotParams) -> u64;
-
-    /// Returns whether loads and stores do not reach a rank.
-    fn is_remote(&self, rank: u32) -> bool;
-
-    /// Returns the flag that `source` raises after its rows in a buffer. `word` is the flag of a rank that is not
-    /// remote.
-    fn sent(&self, word: GlobalWord, buffer: u64, source: u32) -> Self::Flag;
-
-    /// Returns the flag that `source` raises after the rows that it returns.
-    fn returned(&self, word: GlobalWord, source: u32) -> Self::Flag;
-
-    /// Returns the offsets in this rank's part of the arena where rows for a remote rank and their metadata begin.
-    fn staged(&self, buffer: u64, rank: u32) -> (u64, u64);
-
-    /// Returns the offset in this rank's part of the arena where rows that go back to a remote rank begin.
-    fn staged_back(&self, rank: u32) -> u64;
-
-    /// Sends the rows of a dispatch to all remote ranks but `masked`, `count` of them to each, and raises their flags.
-    /// All lanes of a warp call.
-    fn send(arena: &Arena<Self>, slot: &SlotParams, epoch: u64, masked: u64, count: impl Fn(u32) -> u32);
-
-    /// Returns rows to all remote ranks but `masked`, and raises their flags. All lanes of a warp call. The rows are
-    /// received ones that the experts have replaced, or were [staged](Self::staged_back).
-    fn give_back(arena: &Arena<Self>, slot: &SlotParams, epoch: u64, masked: u64, is_in_place: bool);
-
-    /// Raises the flags for returned rows at all remote ranks but `masked`, without rows. All lanes of a warp call.
-    fn give_nothing_back(arena: &Arena<Self>, slot: &SlotParams, epoch: u64, masked: u64);
-}
-
-/// Loads and stores reach all ranks.
-#[derive(Clone, Copy)]
-pub(crate) struct Near;
-
-impl Reach for Near {
-    type Flag = GlobalWord;
-
-    #[inline(always)]
-    fn masked(arena: &Arena<Self>, slot: &SlotParams) -> u64 {
-        arena.word(slot.word(MASKED)).load_relaxed_gpu()
-    }
-
-    #[inline(always)]
-    fn is_remote(&self, _: u32) -> bool {
-        false
-    }
-
-    #[inline(always)]
-    fn sent(&self, word: GlobalWord, _: u64, _: u32) -> GlobalWord {
-        word
-    }
-
-    #[inline(always)]
-    fn returned(&self, word: GlobalWord, _: u32) -> GlobalWord {
-        word
-    }
-
-    #[inline(always)]
-    fn staged(&self, _: u64, _: u32) -> (u64, u64) {
-        (0, 0)
-    }
-
-    #[inline(always)]
-    fn staged_back(&self, _: u32) -> u64 {
-        0
-    }
-
-    #[inline(always)]
-    fn send(_: &Arena<Self>, _: &SlotParams, _: u64, _: u64, _: impl Fn(u32) -> u32) {}
-
-    #[inline(always)]
-    fn give_back(_: &Arena<Self>, _: &SlotParams, _: u64, _: u64, _: bool) {}
-
-    #[inline(always)]
-    fn give_nothing_back(_: &Arena<Self>, _: &SlotParams, _: u64, _: u64) {}
 }
 
 /// Loads and stores reach the ranks of this rank's team; others are remote.

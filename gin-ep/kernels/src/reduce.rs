@@ -4,8 +4,8 @@
 use crate::combine::{Unit, load_local};
 use crate::element::Element;
 use crate::format::store_unit;
+use crate::layout::FLAT;
 use crate::params::load;
-use crate::permute::FLAT;
 use crate::{PermutedRows, UNIT};
 use gin_device::prelude::*;
 

@@ -6,8 +6,7 @@
 //! has its places at all receivers. So rows lie by source and token. One region is enough, because a receiver reserves
 //! places when all ranks have announced their numbers, which they do after the combine before.
 
-use crate::dispatch::{Arena, is_silent, lane_index};
-use crate::network::Near;
+use crate::arena::{Arena, Near, is_silent, lane_index};
 use crate::params::{EPOCH, MASKED, RESERVED, SlotParams};
 use crate::protocol::{self, flag, raise};
 use crate::routes::{Routes, planned};

@@ -4,9 +4,9 @@
 use super::tile::{COLUMNS, Factors, ROWS, multiply};
 use super::warpgroups::{self, Finder, Output, Outputs, Work, rows_of};
 use crate::ReceivedRows;
-use crate::dispatch::Arena;
+use crate::arena::Arena;
+use crate::layout::PermutedRows;
 use crate::params::load;
-use crate::permute::PermutedRows;
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_pair;
 use gin_device::sys::tensor::{Matrices, TensorMap};

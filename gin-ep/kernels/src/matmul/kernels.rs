@@ -10,7 +10,7 @@ use super::{
 pub(super) mod warpgroups;
 
 use crate::ReceivedRows;
-use crate::permute::PermutedRows;
+use crate::layout::PermutedRows;
 use gin_device::prelude::*;
 
 /// Runs [`all_gather_matmul`].

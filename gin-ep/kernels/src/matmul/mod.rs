@@ -33,7 +33,7 @@ pub use kernels::{ep_all_gather_matmul, ep_grouped_matmul, ep_matmul_reduce_scat
 pub use overlapped::{Overlapped, overlapped_matmul, overlapped_matmul_by_warpgroups};
 pub use scatter::{matmul_reduce_scatter, matmul_reduce_scatter_by_warpgroups};
 
-use crate::dispatch::Arena;
+use crate::arena::Arena;
 use crate::protocol::{raise, wait};
 use crate::status;
 use gin_device::prelude::*;
