@@ -12,15 +12,16 @@
 //! the rank that noticed the loss knows that, and the news of the loss lists these collectives. News and bytes have one
 //! order on each edge. So when the news arrive at x, x already has the bytes of every collective that completed before.
 
+mod joining;
 #[cfg(test)]
 mod losses;
+mod receive;
 
 use crate::board::Board;
 use crate::collective::{Collective, Gathered, Next, chunks};
 use crate::door::Door;
-use crate::error::CHECK;
 use crate::link::Traffic;
-use crate::message::{Answer, CollectiveId, LISTED, Message, Registration, Violation};
+use crate::message::{CollectiveId, LISTED, Message, Registration};
 use crate::tree::{EDGES, PARENT, TreePlace};
 use crate::{BootstrapError, LossCause, lock, millis};
 use gin_abi::{Fault, FaultKind, FaultSubject, Operation};
@@ -34,9 +35,6 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// The collective that ends when all ranks have joined.
 pub(crate) const JOINING: CollectiveId = CollectiveId { channel: u64::MAX, number: 0 };
-
-/// The maximum number of channels that other ranks may use before this rank opens them.
-const MAX_AHEAD: usize = 1 << 16;
 
 /// The board of a channel, and the notices of other ranks.
 #[derive(Debug, Default)]
@@ -358,22 +356,6 @@ impl Node {
         }
     }
 
-    /// Gives up joining because some ranks are missing, and sends that to all ranks: without this rank they need not
-    /// wait either.
-    pub(super) fn give_up_joining(&self, waited: Duration) {
-        self.change(|state| {
-            let (mut ranks, mut count) = state.missing.clone();
-            if count == 0 {
-                // Rank 0 missed no rank in its last report, or has never reported.
-                ranks = state.missing(JOINING, self);
-                count = ranks.len() as u32;
-            }
-            let trouble = state.trouble.clone();
-            state.failed.get_or_insert(join_timeout(&ranks, &trouble, waited));
-            state.forward(&Message::Missing { ranks, count, trouble }, None);
-        });
-    }
-
     /// Notes that an edge is open. Returns the messages to send along it; `None` if it was open already.
     pub(super) fn edge_up(&self, edge: usize) -> Option<Outgoing> {
         self.state().edges[edge].waiting.take()
@@ -412,187 +394,6 @@ impl Node {
         self.changed.notify_waiters();
         news
     }
-
-    /// Registers a process as a rank of the job.
-    ///
-    /// # Errors
-    /// The answer with the reason for the refusal.
-    pub(super) fn register(&self, registration: &Registration) -> Result<(), Answer> {
-        if self.rank != 0 {
-            return Err(Answer::Unexpected);
-        }
-        if registration.ranks != self.ranks || registration.rank >= self.ranks {
-            return Err(Answer::Ranks(self.ranks));
-        }
-        let mut state = self.state();
-        match state.registered.get(&registration.rank) {
-            // The process registers again because its answer was lost.
-            Some(instance) if *instance == registration.instance => return Ok(()),
-            Some(_) => return Err(Answer::Duplicate),
-            None => {}
-        }
-        state.registered.insert(registration.rank, registration.instance);
-        self.route(&mut state, registration.clone());
-        Ok(())
-    }
-
-    /// Returns, at rank 0, the first ranks that have not registered, and the number of all that have not.
-    pub(super) fn unregistered(&self) -> (Vec<u32>, u32) {
-        let state = self.state();
-        let missing = (0..self.ranks).filter(|rank| !state.registered.contains_key(rank)).take(LISTED).collect();
-        (missing, self.ranks - state.registered.len() as u32)
-    }
-
-    /// Sends a registration towards the rank's parent, or passes it to the task that connects to the rank.
-    fn route(&self, state: &mut NodeState, registration: Registration) {
-        let Some(edge) = self.place.towards(registration.rank) else { return };
-        if self.neighbour(edge) == Some(registration.rank) {
-            // The task has ended only if this rank leaves.
-            let _ = self.connects.send((edge, registration));
-        } else {
-            state.send(edge, Message::Registered(registration));
-        }
-    }
-
-    /// Notes the missing ranks that rank 0 named.
-    pub(super) fn set_missing(&self, missing: Vec<u32>, count: u32, trouble: &str) {
-        let mut state = self.state();
-        state.missing = (missing, count);
-        state.add_trouble(trouble);
-    }
-
-    /// Returns the missing ranks that rank 0 named last, and the number of all.
-    pub(super) fn reported_missing(&self) -> (Vec<u32>, u32) {
-        self.state().missing.clone()
-    }
-
-    /// Notes a trouble of this rank or of another one. Only the first is kept.
-    pub(super) fn add_trouble(&self, trouble: &str) {
-        self.state().add_trouble(trouble);
-    }
-
-    /// Returns the first trouble; empty if there is none.
-    pub(super) fn trouble(&self) -> String {
-        self.state().trouble.clone()
-    }
-
-    /// Handles a message that arrived along an edge.
-    ///
-    /// # Errors
-    /// [`Violation`]: the neighbour must not send this message.
-    pub(super) fn receive(&self, edge: usize, message: Message) -> Result<(), Violation> {
-        let mut guard = self.state();
-        let state = &mut *guard;
-        // A message about a rank arrives along the edge that leads to that rank.
-        let from = |rank: u32| {
-            let there = rank < self.ranks && self.place.towards(rank) == Some(edge);
-            there.then_some(()).ok_or("it speaks for a rank that is not behind it")
-        };
-        match message {
-            Message::Ping => return Ok(()),
-            Message::Up { id, last, ref bytes } => {
-                if edge == PARENT {
-                    return Err("it gives the bytes of ranks that are not below this rank");
-                }
-                if state.takes(id) {
-                    let next = state.collectives.entry(id).or_default().take_up(edge, last, bytes, &self.place)?;
-                    state.carry_out(id, next);
-                }
-            }
-            Message::Down { id, last, ref bytes } => {
-                if edge != PARENT {
-                    return Err("it gives the bytes of all ranks, and is not above this rank");
-                }
-                state.forward(&message, Some(PARENT));
-                // Without an entry this rank's call has ended with an error.
-                if let Some(collective) = state.collectives.get_mut(&id) {
-                    collective.take_down(last, bytes, self.ranks)?;
-                    if last && collective.abandoned {
-                        state.collectives.remove(&id);
-                    }
-                }
-            }
-            Message::Waits { id, rank } => {
-                from(rank)?;
-                if state.takes(id) {
-                    state.collectives.entry(id).or_default().waiting.insert(rank);
-                }
-                state.forward(&message, Some(edge));
-            }
-            Message::Fault { channel, rank, fault, ref cause } => {
-                from(rank)?;
-                let fault = Fault::read(fault);
-                state.forward(&message, Some(edge));
-                if state.closed.contains(&channel) && !state.notices.contains_key(&channel) {
-                    return Ok(());
-                }
-                if !state.notices.contains_key(&channel) && state.notices.len() >= MAX_AHEAD {
-                    return Err("it uses too many channels");
-                }
-                let notices = state.notices.entry(channel).or_default();
-                match &notices.board {
-                    Some(board) => board.post_because(rank, fault, cause),
-                    None if notices.early.iter().any(|(early, ..)| *early == rank) => {}
-                    None => notices.early.push((rank, fault, cause.clone())),
-                }
-            }
-            Message::Gone { rank, by, ref cause, ref given } => {
-                // The rank that noticed is alive. A rank that only was silent receives the news of its own loss in this
-                // way.
-                from(by)?;
-                if rank >= self.ranks {
-                    return Err("it speaks of a rank that the job does not have");
-                }
-                if state.gone(self, rank, cause, given) {
-                    state.forward(&message, Some(edge));
-                }
-                if self.neighbour(edge) == Some(rank) {
-                    state.edges[edge] = Edge::default();
-                }
-            }
-            Message::Abort { rank } => {
-                from(rank)?;
-                state.abort(rank, Some(edge));
-            }
-            Message::Registered(ref registration) => {
-                if edge != PARENT || !self.place.subtree.contains(&registration.rank) || registration.rank == self.rank
-                {
-                    return Err("it registers a rank that is not below this rank");
-                }
-                self.route(state, registration.clone());
-            }
-            Message::Missing { ref ranks, count, ref trouble } => {
-                if state.failed.is_some() {
-                    return Ok(());
-                }
-                state.forward(&message, Some(edge));
-                state.missing = (ranks.clone(), count);
-                state.add_trouble(trouble);
-                state.failed.get_or_insert(join_timeout(ranks, trouble, Duration::ZERO));
-            }
-        }
-        // Bytes that complete no collective do not concern a waiting thread.
-        let news = match message {
-            Message::Up { id, .. } | Message::Down { id, .. } => {
-                state.collectives.get(&id).is_some_and(Collective::is_whole)
-            }
-            Message::Waits { .. } => false,
-            _ => true,
-        };
-        drop(guard);
-        if news {
-            self.changed.notify_waiters();
-        }
-        Ok(())
-    }
-}
-
-/// Returns the error with which joining ends at the deadline.
-fn join_timeout(missing: &[u32], trouble: &str, waited: Duration) -> BootstrapError {
-    if missing.is_empty() && !trouble.is_empty() {
-        return BootstrapError::Unreachable { reason: format!("{trouble}; {CHECK}") };
-    }
-    BootstrapError::Timeout { missing: missing.to_vec(), waited_ms: millis(waited) }
 }
 
 impl LossCause {
