@@ -23,6 +23,7 @@ const CONFIG: gin_config_t = gin_config_t {
     joining_ms: 1000,
     collective_ms: 1000,
     progress_threads: 0,
+    survive_losses: 0,
     backend: 0,
     address: null(),
     nic: null(),
