@@ -13,7 +13,6 @@ pub mod watch;
 
 use crate::fault::Fault;
 use crate::sys::tensor::TensorBox;
-use crate::sys::warpgroup::Sums;
 use core::panic::Location;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
@@ -160,15 +159,16 @@ pub enum BulkCall {
     Fence,
 }
 
-/// A product of the calling thread's warpgroup over 64 inner elements ([`sys::warpgroup`](crate::sys::warpgroup)).
+/// A product of the calling thread's warpgroup over 128 bytes of inner elements
+/// ([`sys::warpgroup`](crate::sys::warpgroup)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ProductCall {
     /// Address of the left factor in shared memory.
     pub left: u64,
     /// Address of the right factor in shared memory.
     pub right: u64,
-    /// The product is added to the sums. Otherwise it replaces them.
-    pub adds: bool,
+    /// The factors are E4M3, and the right one has half as many rows. Otherwise they are BF16.
+    pub is_e4m3: bool,
 }
 
 /// The functions of an executor.
@@ -211,8 +211,8 @@ pub struct Executor {
     pub let_dependents_start: fn(),
     /// Does a step of bulk copies.
     pub bulk: fn(BulkCall, &'static Location<'static>),
-    /// Multiplies for the calling thread's part of the sums.
-    pub product: fn(ProductCall, &mut Sums, &'static Location<'static>),
+    /// Multiplies, and adds to the calling thread's part of the sums.
+    pub product: fn(ProductCall, &mut [f32], &'static Location<'static>),
     /// Ends the grid with an error that carries this text.
     pub trap: fn(&'static str) -> !,
     /// Called with accesses, fences and posts once [`watch::turn_on`] was called. The location is that of the access.

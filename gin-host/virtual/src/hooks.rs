@@ -10,7 +10,6 @@ use gin_abi::Fault;
 use gin_device::exec::{
     self, BarrierCall, BulkCall, ExchangeCall, Executor, Position, ProductCall, Reduction, SharedKey, watch,
 };
-use gin_device::sys::warpgroup::Sums;
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -262,7 +261,7 @@ fn bulk(step: BulkCall, site: &'static Location<'static>) {
     }
 }
 
-fn product(call: ProductCall, sums: &mut Sums, site: &'static Location<'static>) {
+fn product(call: ProductCall, sums: &mut [f32], site: &'static Location<'static>) {
     match device() {
         Some(engine) => engine.product(current(|current| current.key.get()), call, sums, site),
         None => panic!("a product of a warpgroup needs a thread of a kernel"),

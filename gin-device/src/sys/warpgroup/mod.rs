@@ -4,12 +4,16 @@
 //! | name | PTX |
 //! | --- | --- |
 //! | `multiply_add` | `wgmma.fence`, four `wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16`, `wgmma.commit_group`, `wgmma.wait_group 0` |
+//! | `multiply_e4m3` | the same with four `wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3` |
+//! | `increase_registers` | `setmaxnreg.inc.sync.aligned.u32` |
+//! | `decrease_registers` | `setmaxnreg.dec.sync.aligned.u32` |
 //!
 //! A warpgroup is four warps; the number of the first one is a multiple of 4. It multiplies 64 rows of the left factor
-//! by 256 rows of the right factor's transpose, over 64 inner elements. Both factors are BF16, in shared memory, as
-//! [`tensor`](crate::sys::tensor) stores boxes. Sums are FP32, spread over the threads:
+//! by rows of the right factor's transpose: 256 rows of 64 BF16, or 128 rows of 128 E4M3. Both factors are in shared
+//! memory, as [`tensor`](crate::sys::tensor) stores boxes. A row of either has 128 bytes. Sums are FP32, spread over
+//! the threads:
 //!
-//! | element of [`Sums`] | row | column |
+//! | element of [`Sums`] or [`PartialSums`] | row | column |
 //! | --- | --- | --- |
 //! | `4 * j`, `4 * j + 1` | `16 * w + l / 4` | `8 * j + l % 4 * 2` and the next |
 //! | `4 * j + 2`, `4 * j + 3` | 8 rows further down | the same |
@@ -26,7 +30,8 @@
 //!
 //! # On a CPU
 //! The executor multiplies at a moment that it chooses, from the bytes that the async proxy sees. It adds products in
-//! the order of the inner index. A GPU states no order. So both agree to the bit if the sums are exact.
+//! the order of the inner index, and rounds to FP32. A GPU states no order, and adds products of E4M3 with fewer bits
+//! than FP32 has. So both agree to the bit if the sums are exact; for E4M3 the tests keep them below 2^13.
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod cpu;
@@ -43,8 +48,12 @@ pub const SUPPORTED: bool = cfg!(any(not(target_arch = "nvptx64"), target_featur
 
 /// Rows of the left factor of a product.
 pub const ROWS: u32 = 64;
-/// Rows of the right factor, as its transpose.
+/// Rows of the right factor of BF16, as its transpose.
 pub const COLUMNS: u32 = 256;
+/// Rows of the right factor of E4M3, as its transpose.
+pub const E4M3_COLUMNS: u32 = 128;
 
 /// A thread's part of the sums of 64 rows and 256 columns.
 pub type Sums = [f32; 128];
+/// A thread's part of the sums of 64 rows and 128 columns.
+pub type PartialSums = [f32; 64];

@@ -9,7 +9,6 @@ use std::panic::Location;
 
 use gin_device::exec::{BulkCall, ProductCall, watch};
 use gin_device::sys::tensor::{ROW_BYTES, copy_box};
-use gin_device::sys::warpgroup::Sums;
 use gin_device::sys::{bulk, warpgroup};
 use oorandom::Rand32;
 
@@ -65,13 +64,14 @@ impl Engine {
     }
 
     /// Multiplies for the calling thread, after others had their turn now and then.
-    pub(crate) fn product(&self, key: TaskKey, call: ProductCall, sums: &mut Sums, site: &'static Location<'static>) {
+    pub(crate) fn product(&self, key: TaskKey, call: ProductCall, sums: &mut [f32], site: &'static Location<'static>) {
         let (block, thread) = self.state.borrow().block_and_thread(key);
         let wait = delay(self.state.borrow_mut().ready.rng()) / 8;
         if wait > 0 && !suspend(SuspendReason::BlockOn(wait, "a product of a warpgroup", Some(site))) {
             return;
         }
-        let factors = [(call.left, warpgroup::ROWS), (call.right, warpgroup::COLUMNS)];
+        let columns = if call.is_e4m3 { warpgroup::E4M3_COLUMNS } else { warpgroup::COLUMNS };
+        let factors = [(call.left, warpgroup::ROWS), (call.right, columns)];
         let thread = thread % WARPGROUP;
         let words = factors.map(|(address, rows)| {
             let bytes = ROW_BYTES * rows;
@@ -99,7 +99,7 @@ impl Engine {
         warpgroup::multiply(
             sums,
             thread,
-            call.adds,
+            call.is_e4m3,
             |at| unsafe { left.add(at).read() },
             |at| unsafe { right.add(at).read() },
         );
