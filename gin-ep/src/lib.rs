@@ -50,7 +50,7 @@ pub use matmul::{Matmul, MatmulConfig, Operands, Part};
 pub use metadata::MetadataMemory;
 #[doc(hidden)]
 pub use multiplier::Instructions;
-pub use overlapped::OverlappedMatmul;
+pub use overlapped::{OverlappedMatmul, Weights};
 pub use received::{DispatchId, Received, ReceivedRow, Sent};
 pub use slot::{Fused, Slot};
 pub use tokens::{Ids, Number, Plan, Tokens};

@@ -8,7 +8,8 @@ use crate::keep_alive::KeepAlive;
 use crate::multiplier::{Instructions, Multiplier};
 use crate::tokens::address;
 use gin_abi::Deadline;
-use gin_ep_kernels::matmul::{EXCHANGE, MULTIPLY, Product};
+use gin_ep_kernels::SCALED;
+use gin_ep_kernels::matmul::{EXCHANGE, MULTIPLY, Product, ScaleTables};
 use gin_gpu::{KernelArg, MemorySlice, Plain, Stream};
 use gin_host::comm::{Communicator, DeviceComm, Window, WindowFlags};
 use std::sync::{Arc, Mutex};
@@ -21,6 +22,7 @@ pub struct MatmulConfig {
     depth: u32,
     blocks: Option<u32>,
     deadline: Deadline,
+    is_e4m3: bool,
     instructions: Instructions,
 }
 
@@ -30,7 +32,15 @@ impl MatmulConfig {
     #[must_use]
     pub const fn new(rows: u32, columns: u32, depth: u32) -> Self {
         let (deadline, instructions) = (Deadline::after_ms(1000), Instructions::Warpgroups);
-        Self { rows, columns, depth, blocks: None, deadline, instructions }
+        Self { rows, columns, depth, blocks: None, deadline, is_e4m3: false, instructions }
+    }
+
+    /// Sets factors of FP8 (E4M3) with FP32 scales: [`Operands::scales`]. The result is BF16. `depth` is a multiple of
+    /// 128. One rank multiplies them, on an H100, an H200 or a virtual GPU.
+    #[must_use]
+    pub const fn e4m3(mut self) -> Self {
+        self.is_e4m3 = true;
+        self
     }
 
     /// Sets the maximum number of blocks of a launch. Without it there are as many as the GPU runs at the same time.
@@ -57,7 +67,7 @@ impl MatmulConfig {
 
     /// Returns the values that all ranks pass alike.
     fn values(&self, kernel: &str) -> [(&'static str, String); 6] {
-        let Self { rows, columns, depth, blocks, deadline, instructions: _ } = self;
+        let Self { rows, columns, depth, blocks, deadline, is_e4m3: _, instructions: _ } = self;
         let blocks = blocks.map_or_else(|| "not set".to_owned(), |blocks| blocks.to_string());
         let (kernel, deadline) = (kernel.to_owned(), deadline.to_string());
         let [rows, columns, depth] = [rows, columns, depth].map(u32::to_string);
@@ -76,7 +86,7 @@ impl MatmulConfig {
         for (what, given, multiple) in [
             ("the number of rows of a rank", rows, 1),
             ("the number of columns", columns, 8),
-            ("the number of inner elements", depth, 8),
+            ("the number of inner elements", depth, if self.is_e4m3 { SCALED } else { 8 }),
         ] {
             if given == 0 || given > MAX || !given.is_multiple_of(multiple) {
                 let limit = if multiple == 1 { String::new() } else { format!("a multiple of {multiple}, ") };
@@ -88,7 +98,9 @@ impl MatmulConfig {
             return Err(EpError::Limit { what: "the number of blocks", given: 0, limit: "at least 1".to_owned() });
         }
         let deadline = self.deadline;
-        let product = Product { a: 0, b: 0, c: 0, partial: 0, maps: 0, rows, columns, depth, parts: 0, deadline };
+        let scales = ScaleTables::default();
+        let product =
+            Product { a: 0, b: 0, c: 0, partial: 0, maps: 0, scales, rows, columns, depth, parts: 0, deadline };
         let tiles = u64::from(ranks + 1) * u64::from(product.row_tiles()) * u64::from(product.column_tiles());
         if tiles > u64::from(u32::MAX) {
             let limit = format!("at most {}", u32::MAX);
@@ -108,6 +120,7 @@ pub struct Operands<'a> {
     b: &'a MemorySlice,
     c: &'a MemorySlice,
     partial: Option<&'a MemorySlice>,
+    scales: Option<[&'a MemorySlice; 2]>,
 }
 
 impl<'a> Operands<'a> {
@@ -115,7 +128,16 @@ impl<'a> Operands<'a> {
     /// elements for each column, as the weights of a linear layer have.
     #[must_use]
     pub const fn new(a: &'a MemorySlice, b: &'a MemorySlice, c: &'a MemorySlice) -> Self {
-        Self { a, b, c, partial: None }
+        Self { a, b, c, partial: None, scales: None }
+    }
+
+    /// Sets the FP32 scales of factors of [E4M3](MatmulConfig::e4m3). `a` has a row of `depth / 128` scales for each
+    /// row of the left factor. `b` has such a row for each 128 columns, also for the rest: a scale for each 128 times
+    /// 128 elements.
+    #[must_use]
+    pub const fn scales(mut self, a: &'a MemorySlice, b: &'a MemorySlice) -> Self {
+        self.scales = Some([a, b]);
+        self
     }
 
     /// Sets memory for this rank's products before they are sent: `ranks * rows` rows of `columns` elements. A product
@@ -124,6 +146,38 @@ impl<'a> Operands<'a> {
     pub const fn partial(mut self, partial: &'a MemorySlice) -> Self {
         self.partial = Some(partial);
         self
+    }
+}
+
+/// Memory with scales, and its number of rows of scales.
+pub(crate) type ScaleRows<'a> = (&'a MemorySlice, u64);
+
+/// Returns the addresses of the scales of factors with `depth` inner elements, which those of E4M3 have: of rows, 0 if
+/// they have theirs elsewhere, and of weights.
+pub(crate) fn scale_tables(
+    is_e4m3: bool,
+    scales: Option<(Option<ScaleRows<'_>>, ScaleRows<'_>)>,
+    depth: u32,
+) -> Result<ScaleTables, EpError> {
+    let bytes = |rows: u64| rows * ScaleTables::row_bytes(depth);
+    match (is_e4m3, scales) {
+        (false, None) => Ok(ScaleTables::default()),
+        (true, Some((of_rows, (of_weights, number)))) => {
+            let rows = match of_rows {
+                Some((memory, number)) => address("the memory of the scales of rows", memory, bytes(number), 4)?,
+                None => 0,
+            };
+            let weights = address("the memory of the scales of weights", of_weights, bytes(number), 4)?;
+            Ok(ScaleTables { rows, weights })
+        }
+        (true, None) => {
+            let remedy = "pass the scales of both factors by `scales`";
+            Err(EpError::Unsuited { what: "a product of E4M3 without scales", remedy })
+        }
+        (false, Some(_)) => {
+            let remedy = "leave out the scales, or prepare a product of E4M3";
+            Err(EpError::Unsuited { what: "a product of BF16 with scales", remedy })
+        }
     }
 }
 
@@ -184,6 +238,7 @@ pub struct Matmul {
     window: Window<u64>,
     product: Product,
     scatters: bool,
+    is_e4m3: bool,
     /// The kernel of parts that multiply, and that of the exchange alone.
     multiplier: Multiplier,
     exchange: Multiplier,
@@ -219,7 +274,12 @@ impl Matmul {
         let ranks = comm.ranks();
         let product = config.check(ranks)?;
         let name = if scatters { "ep_matmul_reduce_scatter" } else { "ep_all_gather_matmul" };
-        let (device, sharing) = exchange_config(comm, &config.values(name))?;
+        let by = if config.is_e4m3 { "ep_matmul_e4m3" } else { name };
+        let (device, sharing) = exchange_config(comm, &config.values(by))?;
+        if config.is_e4m3 && (scatters || ranks > 1) {
+            let what = "a product of E4M3 that sends and receives";
+            return Err(EpError::Unsuited { what, remedy: "call `Matmul::all_gather` on one rank, or multiply BF16" });
+        }
         let reached = device.handle().lsa_size;
         if reached != ranks {
             return Err(EpError::NotReachable { reached, ranks });
@@ -227,28 +287,31 @@ impl Matmul {
         let row_bytes = 2 * u64::from(if scatters { product.columns } else { product.depth });
         let bytes = product.window_bytes(ranks, row_bytes);
         let window = comm.alloc_window::<u64>((bytes / 8) as usize, WindowFlags::NONE)?.named("gin-ep matmul");
-        let load = |instructions| Multiplier::new(comm.gpu(), name, instructions, (config.blocks, sharing, 1));
-        let (multiplier, exchange) = (load(config.instructions)?, load(Instructions::Warps)?);
-        let (keep_alive, comm) = (Mutex::default(), comm.clone());
-        Ok(Self { device, window, product, scatters, multiplier, exchange, keep_alive, comm })
+        let load = |name, instructions| Multiplier::new(comm.gpu(), name, instructions, (config.blocks, sharing, 1));
+        let (multiplier, exchange) = (load(by, config.instructions)?, load(name, Instructions::Warps)?);
+        let (is_e4m3, keep_alive, comm) = (config.is_e4m3, Mutex::default(), comm.clone());
+        Ok(Self { device, window, product, scatters, is_e4m3, multiplier, exchange, keep_alive, comm })
     }
 
     /// Launches the product, or a part of it. The memory is kept until the kernels have ended.
     ///
     /// # Errors
-    /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Unsuited`] if `partial` is missing, an
-    /// error of communicator or device.
+    /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Unsuited`] if `partial` or scales are
+    /// missing or too much, an error of communicator or device.
     pub fn run(&self, stream: &Arc<dyn Stream>, part: Part, operands: &Operands<'_>) -> Result<(), EpError> {
         let Product { rows, columns, depth, .. } = self.product;
         let (one, all) = (u64::from(rows), u64::from(rows) * u64::from(self.comm.ranks()));
         let (a_rows, c_rows) = if self.scatters { (all, one) } else { (one, all) };
         let bytes = |rows: u64, elements: u32| 2 * rows * u64::from(elements);
+        let factor = |rows: u64| bytes(rows, depth) / if self.is_e4m3 { 2 } else { 1 };
+        let scales = operands.scales.map(|[a, b]| (Some((a, a_rows)), (b, columns.div_ceil(SCALED).into())));
         let multiplier = if part == Part::Exchange { &self.exchange } else { &self.multiplier };
         let mut product = Product {
-            a: address("the memory of the left factor", operands.a, bytes(a_rows, depth), 16)?,
-            b: address("the memory of the right factor", operands.b, bytes(columns.into(), depth), 16)?,
+            a: address("the memory of the left factor", operands.a, factor(a_rows), 16)?,
+            b: address("the memory of the right factor", operands.b, factor(columns.into()), 16)?,
             c: address("the memory of the result", operands.c, bytes(c_rows, columns), 16)?,
             maps: multiplier.maps(0),
+            scales: scale_tables(self.is_e4m3, scales, depth)?,
             parts: match part {
                 Part::Fused => EXCHANGE | MULTIPLY,
                 Part::Exchange => EXCHANGE,
@@ -257,7 +320,7 @@ impl Matmul {
             ..self.product
         };
         let mut used = vec![operands.a, operands.b, operands.c];
-        used.extend(multiplier.used());
+        used.extend(multiplier.used().into_iter().chain(operands.scales.into_iter().flatten()));
         if self.scatters && part != Part::Fused {
             let Some(partial) = operands.partial else {
                 let remedy = "pass it by `Operands::partial`";

@@ -47,6 +47,9 @@ impl Multiplier {
         let has_warpgroups = instructions == Instructions::Warpgroups && module.names().contains(&by_warpgroups);
         let (name, threads, shared) = if has_warpgroups {
             (by_warpgroups.as_str(), warpgroups::THREADS, warpgroups::SHARED_BYTES)
+        } else if name.ends_with("_e4m3") {
+            let remedy = "FP8 products need an H100 or H200; make BF16 of the factors for other GPUs";
+            return Err(EpError::Unsuited { what: "products of E4M3 on a GPU without `wgmma`", remedy });
         } else {
             (name, tile::THREADS, tile::SHARED_BYTES)
         };

@@ -3,7 +3,7 @@
 
 use crate::grouped::{Experts, GroupedMatmul, Products};
 use crate::slot::Slot;
-use crate::{Combine, EpError, OverlappedMatmul, Permuted, Rows, View};
+use crate::{Combine, EpError, OverlappedMatmul, Permuted, Rows, View, Weights};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::RECEIVE;
 use gin_gpu::{KernelArg, LaunchConfig, MemorySlice, Plain, Stream};
@@ -104,20 +104,21 @@ impl<'l> Sent<'l> {
     /// Waits, in the order of the stream, for the rows of all ranks, and multiplies the rows of each expert by its
     /// weights as they arrive. The products return to the ranks of their tokens as they are done, so a
     /// [`combine`](Received::combine) of [`Rows::Returned`] follows. `weights` are as in
-    /// [`Experts::new`], with a row of inner elements as long as a received row. The call returns at once.
+    /// [`Experts::new`], with a row of inner elements as long as a received row; with rows of E4M3 they are
+    /// [`Weights::e4m3`]. The call returns at once.
     ///
     /// The bits are the same as by [`receive`](Self::receive), [`Received::permute`] and [`Received::multiply`].
     ///
     /// # Errors
     /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Unsuited`] for products of another group:
     /// then the rows are received and given up. An error of the device.
-    pub fn multiply(
+    pub fn multiply<'a>(
         self,
         stream: &Arc<dyn Stream>,
-        early: &OverlappedMatmul,
-        weights: &MemorySlice,
+        early: &'a OverlappedMatmul,
+        weights: impl Into<Weights<'a>>,
     ) -> Result<Received<'l>, EpError> {
-        let (params, used) = match early.params((self.slot.group.number, self.slot.number), weights) {
+        let (params, used) = match early.params((self.slot.group.number, self.slot.number), weights.into()) {
             Ok(params) => params,
             Err(error) => {
                 self.receive(stream)?.release();

@@ -10,8 +10,8 @@ use gin_ep::{
     OverlappedMatmul, Part, Rows, Tokens,
 };
 use gin_ep_kernels::matmul::{
-    EXCHANGE, MULTIPLY, Product, ep_all_gather_matmul, ep_all_gather_matmul_wgmma, ep_matmul_reduce_scatter,
-    ep_matmul_reduce_scatter_wgmma, tile, warpgroups,
+    EXCHANGE, MULTIPLY, Product, ScaleTables, ep_all_gather_matmul, ep_all_gather_matmul_wgmma,
+    ep_matmul_reduce_scatter, ep_matmul_reduce_scatter_wgmma, tile, warpgroups,
 };
 use gin_ep_oracle::{Batch, Routing, Shape, batch, factor};
 use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice};
@@ -59,6 +59,14 @@ fn products_of_all_shapes_have_the_bits_of_the_oracle() {
 #[test]
 fn products_have_the_bits_of_the_oracle_in_real_time() {
     run(WorldConfig::threads, &[(2, (200, 16, 328), 3), (3, (33, 24, 64), 2)]);
+}
+
+#[test]
+fn products_of_e4m3_with_scales_have_the_bits_of_the_oracle() {
+    for (sizes, blocks) in [((200, 264, 256), 2), ((3, 136, 384), 1), ((1, 8, 128), 2)] {
+        let config = MatmulConfig::new(sizes.0 as u32, sizes.1 as u32, sizes.2 as u32).blocks(blocks);
+        on_ranks(WorldConfig::seeded(1, 5), |rank, comm| support::compare_e4m3(rank, comm, &config, sizes, 1));
+    }
 }
 
 #[test]
@@ -176,6 +184,7 @@ fn one_resident_block_of_many_is_enough() {
             let maps = memory(5 * warpgroups::MAPS_BYTES / 2)?;
             let product = Product {
                 maps: maps.address(),
+                scales: ScaleTables::default(),
                 a: a.address(),
                 b: b.address(),
                 c: results[1].address(),
@@ -442,6 +451,38 @@ fn sizes_and_memory_outside_the_limits_are_refused_with_the_figure() {
         let parts = matmul.run(&stream, Part::Multiply, &Operands::new(&large, &large, &large));
         assert!(matches!(parts, Err(EpError::Unsuited { .. })));
         matmul.destroy()
+    });
+}
+
+#[test]
+fn products_of_e4m3_are_refused_where_they_do_not_fit() {
+    let text = |error: Option<EpError>| error.map(|error| error.to_string()).unwrap_or_default();
+    let config = MatmulConfig::new(8, 136, 128).e4m3().blocks(1);
+    on_ranks(WorldConfig::seeded(2, 1), |_, comm| {
+        assert!(text(Matmul::all_gather(comm, &config).err()).contains("on one rank"));
+        assert!(text(Matmul::all_gather(comm, &MatmulConfig::new(8, 8, 72).e4m3()).err()).contains("multiple of 128"));
+        Ok(())
+    });
+    on_ranks(WorldConfig::seeded(1, 1), |rank, comm| {
+        assert!(text(Matmul::reduce_scatter(comm, &config).err()).contains("on one rank"));
+        let warps = config.instructions(Instructions::Warps);
+        assert!(text(Matmul::all_gather(comm, &warps).err()).contains("FP8 products need an H100 or H200"));
+        let memory = |bytes| Ok::<_, EpError>(Memory::new(rank.device(), MemoryKind::Device, bytes)?.whole());
+        let (a, b, c, scales) = (memory(8 * 128)?, memory(136 * 128)?, memory(2 * 8 * 136)?, memory(32)?);
+        let (matmul, stream) = (Matmul::all_gather(comm, &config)?, rank.stream()?);
+        let operands = Operands::new(&a, &b, &c);
+        let run = |operands: Operands<'_>| text(matmul.run(&stream, Part::Fused, &operands).err());
+        assert!(run(operands).contains("without scales"));
+        let small = memory(4)?;
+        assert!(run(operands.scales(&scales, &small)).contains("the memory of the scales of weights"));
+        assert!(run(operands.scales(&small, &scales)).contains("the memory of the scales of rows"));
+        assert_eq!(run(operands.scales(&scales, &scales)), "");
+        stream.synchronize()?;
+        matmul.destroy()?;
+        let bf16 = Matmul::all_gather(comm, &MatmulConfig::new(8, 8, 8).blocks(1))?;
+        let error = bf16.run(&stream, Part::Fused, &operands.scales(&scales, &scales)).err();
+        assert!(text(error).contains("a product of BF16 with scales"));
+        bf16.destroy()
     });
 }
 

@@ -5,7 +5,9 @@ use gin_ep::{
     Code, Combine, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Instructions, Layout, Matmul,
     MatmulConfig, Operands, OverlappedMatmul, Part, Permuted, Products, Rows, Tokens,
 };
-use gin_ep_oracle::{Batch, Routing, Shape, batch, factor, narrow, product, sum, widen};
+use gin_ep_oracle::{
+    Batch, Routing, Scaled, Shape, batch, factor, narrow, product, scaled_factor, scaled_product, sum, widen,
+};
 use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice};
 use gin_host::comm::Communicator;
 use gin_host::world::Rank;
@@ -91,6 +93,49 @@ pub fn compare(rank: &Rank, comm: &Communicator, config: &MatmulConfig, case: &C
                 let expected = if scatters { sum(products) } else { products.next().unwrap_or(0) };
                 let found = found[row * columns + at];
                 assert_eq!(expected, found, "{case:?}, run {run}: row {row}, column {at} of rank {me}");
+            }
+        }
+    }
+    matmul.destroy()
+}
+
+/// Returns memory of the device with these elements.
+fn filled<T: bytemuck::Pod>(rank: &Rank, elements: &[T]) -> Result<MemorySlice, EpError> {
+    let memory = Memory::new(rank.device(), MemoryKind::Device, size_of_val(elements) as u64)?.whole();
+    memory.write(0, elements)?;
+    Ok(memory)
+}
+
+/// Returns memory with the elements of rows, and memory with the scales of each `sharing` of them.
+fn scaled(rank: &Rank, rows: &[Scaled], sharing: usize) -> Result<[MemorySlice; 2], EpError> {
+    let elements: Vec<u8> = rows.iter().flat_map(|row| row.0.iter().copied()).collect();
+    let scales: Vec<f32> = rows.iter().step_by(sharing).flat_map(|row| row.1.iter().copied()).collect();
+    Ok([filled(rank, &elements)?, filled(rank, &scales)?])
+}
+
+/// Runs a product of E4M3 on one rank, and compares one of `every` rows with the oracle.
+pub fn compare_e4m3(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &MatmulConfig,
+    (rows, columns, depth): (usize, usize, usize),
+    every: usize,
+) -> Result<(), EpError> {
+    let (matmul, stream) = (Matmul::all_gather(comm, &config.e4m3())?, rank.stream()?);
+    for run in 0..2 {
+        let lefts: Vec<Scaled> = (0..rows).map(|row| scaled_factor(2 * run, row, depth, 1)).collect();
+        let rights: Vec<Scaled> = (0..columns).map(|row| scaled_factor(2 * run + 1, row, depth, 128)).collect();
+        let ([a, a_scales], [b, b_scales]) = (scaled(rank, &lefts, 1)?, scaled(rank, &rights, 128)?);
+        let c = filled(rank, &vec![0x7fffu16; rows * columns])?;
+        matmul.run(&stream, Part::Fused, &Operands::new(&a, &b, &c).scales(&a_scales, &b_scales))?;
+        stream.synchronize()?;
+        comm.check("matmul")?;
+        let mut found = vec![0u16; rows * columns];
+        c.read(0, &mut found)?;
+        for row in (0..rows).filter(|row| row % every == run as usize % every || row + 1 == rows) {
+            for (at, right) in rights.iter().enumerate() {
+                let expected = scaled_product(&lefts[row], right);
+                assert_eq!(expected, found[row * columns + at], "run {run}: row {row}, column {at}");
             }
         }
     }

@@ -28,7 +28,7 @@ pub use combine::{
 };
 pub use input::{Routing, batch};
 pub use layout::{ExpertRow, RankRow, Zone, expert_major, fixed, flat, limited, rank_major};
-pub use matmul::{factor, product, sum};
+pub use matmul::{Scaled, factor, product, scaled_factor, scaled_product, sum};
 pub use number::{Kind, SCALED, narrow, quantized, widen};
 
 /// The sizes that all ranks agree on.

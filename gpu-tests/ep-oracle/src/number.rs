@@ -76,8 +76,16 @@ fn half(value: f32) -> u16 {
     sign | ((exponent + 15) as u16) << 10 | (fraction as u16 & 0x3ff)
 }
 
+/// Returns the value of an E4M3 that is a number.
+pub(crate) fn widen_e4m3(bits: u8) -> f32 {
+    let (sign, exponent, fraction) = (bits >> 7, i32::from(bits >> 3 & 15), f32::from(bits & 7));
+    let magnitude =
+        if exponent == 0 { fraction / 8.0 } else { 1.0 + fraction / 8.0 } * ((exponent.max(1) - 7) as f32).exp2();
+    if sign == 0 { magnitude } else { -magnitude }
+}
+
 /// Returns the E4M3 nearest to a value, ties to even, at most 448, as bits.
-fn e4m3(value: f32) -> u8 {
+pub(crate) fn e4m3(value: f32) -> u8 {
     let sign = ((value.to_bits() >> 24) & 0x80) as u8;
     let exponent = (value.abs().max(f32::MIN_POSITIVE).to_bits() >> 23) as i32 - 127;
     let magnitude = rounded(value.abs(), f64::from(exponent.max(-6) - 3).exp2()).min(448.0);
@@ -126,6 +134,12 @@ mod tests {
         }
         assert!(widen(narrow(f32::NAN)).is_nan());
         assert!((0..=u16::MAX).filter(|&bits| !widen(bits).is_nan()).all(|bits| narrow(widen(bits)) == bits));
+    }
+
+    #[test]
+    fn every_e4m3_is_nearest_to_its_value() {
+        assert_eq!([0x00, 0x01, 0x38, 0xc0, 0x7e].map(widen_e4m3), [0.0, 1.0 / 512.0, 1.0, -2.0, 448.0]);
+        assert!((0..=u8::MAX).filter(|bits| bits & 0x7f != 0x7f).all(|bits| e4m3(widen_e4m3(bits)) == bits));
     }
 
     #[test]

@@ -2,8 +2,11 @@
 //! All-gather and product: tiles are multiplied as their rows arrive.
 
 use super::tile::{Aside, COLUMNS, Factors, ROWS, multiply};
-use super::warpgroups::{self, Finder, Output, Outputs, Work, rows_of};
+use super::warpgroups::{self, Factor, Finder, Output, Outputs, Scaled, Work, rows_of};
 use super::{Board, EXCHANGE, MULTIPLY, Product, SENT_ROWS, SENT_ROWS_ALONE, usable};
+use crate::SCALED;
+use crate::dispatch::Arena;
+use core::marker::PhantomData;
 use gin_device::prelude::*;
 use gin_device::sys::Global;
 use gin_device::sys::bulk::fence_proxy_async_global;
@@ -207,20 +210,53 @@ unsafe fn work(board: &Board) {
 #[inline(always)]
 pub unsafe fn all_gather_matmul_by_warpgroups(comm: &Comm, window: &Window<u64>, product: &Product) {
     let Some(arena) = usable(comm, window) else { return };
+    // Safety: the caller's promise.
+    unsafe { gather::<Bf16, true>(comm, arena, product) };
+}
+
+/// Multiplies factors of E4M3 with scales, by [warpgroups](super::warpgroups), on one rank. Blocks have
+/// [`THREADS`](super::warpgroups::THREADS) threads.
+///
+/// # Safety
+/// - As [`all_gather_matmul_by_warpgroups`]. The communicator has one rank, and the scales are valid.
+#[inline(always)]
+pub unsafe fn matmul_e4m3_by_warpgroups(comm: &Comm, window: &Window<u64>, product: &Product) {
+    let Some(arena) = usable(comm, window) else { return };
+    // Safety: the caller's promise.
+    unsafe { gather::<Scaled<2>, false>(comm, arena, product) };
+}
+
+/// Multiplies rows of all ranks if it `GATHERS`, or of one rank.
+///
+/// # Safety
+/// - As [`all_gather_matmul_by_warpgroups`].
+#[inline(always)]
+unsafe fn gather<F: Factor, const GATHERS: bool>(comm: &Comm, arena: Arena, product: &Product) {
     // Each warp makes a board of its own: warps that multiply have no registers for one.
     let board = || Board::new(comm, arena, product);
     // Safety: the caller's promise.
-    unsafe { warpgroups::multiply(product.depth, product.maps, &Gather { product, board }) };
+    unsafe {
+        warpgroups::multiply(F::pairs(product.depth), product.maps, &Gather::<_, F, GATHERS>::new(product, board))
+    };
     board().leave();
 }
 
-/// The tiles of an all-gather and product.
-struct Gather<'a, B> {
+/// The tiles of an all-gather and product, or of a product alone.
+struct Gather<'a, B, F, const GATHERS: bool> {
     product: &'a Product,
     board: B,
+    factor: PhantomData<F>,
 }
 
-impl<'a, B: Fn() -> Board<'a>> Outputs for Gather<'a, B> {
+impl<'a, B, F, const GATHERS: bool> Gather<'a, B, F, GATHERS> {
+    #[inline(always)]
+    const fn new(product: &'a Product, board: B) -> Self {
+        Self { product, board, factor: PhantomData }
+    }
+}
+
+impl<'a, B: Fn() -> Board<'a>, F: Factor, const GATHERS: bool> Outputs for Gather<'a, B, F, GATHERS> {
+    type Factor = F;
     const FREES: bool = false;
     const FINDER: Finder = Finder::Stores;
 
@@ -228,9 +264,19 @@ impl<'a, B: Fn() -> Board<'a>> Outputs for Gather<'a, B> {
     fn place(&self, output: &Output, row: u32) -> u64 {
         output.to + 2 * u64::from(row) * u64::from(self.product.columns)
     }
+
+    #[inline(always)]
+    fn row_scales(&self, &Output { numbers: [first, _], .. }: &Output, row: u32) -> u64 {
+        self.product.scales.of_row(self.product.depth, (first + row).into())
+    }
+
+    #[inline(always)]
+    fn column_scales(&self, &Output { numbers: [_, column], .. }: &Output, which: u32) -> u64 {
+        self.product.scales.of_columns(self.product.depth, (column / SCALED + which).into())
+    }
 }
 
-impl<'a, B: Fn() -> Board<'a>> Work for Gather<'a, B> {
+impl<'a, B: Fn() -> Board<'a>, F: Factor, const GATHERS: bool> Work for Gather<'a, B, F, GATHERS> {
     /// The board, and the maps of this rank's rows, of received rows, and of the right factor.
     type Loading = (Board<'a>, [TensorMap; 3]);
 
@@ -238,10 +284,11 @@ impl<'a, B: Fn() -> Board<'a>> Work for Gather<'a, B> {
     fn begin(&self, mut make: impl FnMut(Matrices) -> TensorMap) -> Self::Loading {
         let (board, product) = ((self.board)(), self.product);
         let received = board.arena.here() + board.rows(0, 2 * u64::from(product.depth));
+        let pairs = F::pairs(product.depth);
         let maps = [
-            make(rows_of(product.a, product.depth, product.rows, 1, ROWS)),
-            make(rows_of(received, product.depth, product.rows, board.ranks, ROWS)),
-            make(rows_of(product.b, product.depth, product.columns, 1, COLUMNS)),
+            make(rows_of(product.a, pairs, product.rows, 1, ROWS)),
+            make(rows_of(received, pairs, product.rows, board.ranks, ROWS)),
+            make(rows_of(product.b, pairs, product.columns, 1, COLUMNS)),
         ];
         (board, maps)
     }
@@ -258,7 +305,7 @@ impl<'a, B: Fn() -> Board<'a>> Work for Gather<'a, B> {
         let (distance, tile) = (tile as u32 / each, tile as u32 % each);
         let source = board.after(distance);
         let (row_tile, column_tile) = super::order(tile, rows, columns);
-        if distance > 0 && product.parts & EXCHANGE != 0 {
+        if GATHERS && distance > 0 && product.parts & EXCHANGE != 0 {
             let came = !Warp.elect() || board.arrives(source, row_tile, 0);
             // The copies read rows that other ranks have stored.
             fence_proxy_async_global();
@@ -272,7 +319,7 @@ impl<'a, B: Fn() -> Board<'a>> Work for Gather<'a, B> {
             to: product.c + 2 * (first * u64::from(product.columns) + u64::from(column)),
             rows: product.rows - row,
             columns: product.columns - column,
-            numbers: [0; 2],
+            numbers: [row, column],
         };
         let a = if distance == 0 { (*own, row, 0) } else { (*received, row, source) };
         Some(warpgroups::Tile { a, b: (*right, column, 0), output })
@@ -280,6 +327,9 @@ impl<'a, B: Fn() -> Board<'a>> Work for Gather<'a, B> {
 
     #[inline(always)]
     fn aside(&self, _: u32) {
+        if !GATHERS {
+            return;
+        }
         let board = (self.board)();
         if self.product.parts & EXCHANGE != 0 && board.ranks > 1 {
             send_rest(&board, Warp, SENT_ROWS_ALONE);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Products of the experts' rows: tiles are sent to their tokens' ranks as they are done.
 
+use super::ScaleTables;
 use super::tile::{COLUMNS, Factors, ROWS, multiply};
-use super::warpgroups::{self, Finder, Output, Outputs, Work, rows_of};
-use crate::ReceivedRows;
+use super::warpgroups::{self, Factor, Finder, Output, Outputs, Scaled, Work, rows_of};
 use crate::arena::Arena;
 use crate::layout::PermutedRows;
 use crate::params::load;
+use crate::{ReceivedRows, SCALED};
+use core::marker::PhantomData;
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_pair;
 use gin_device::sys::tensor::{Matrices, TensorMap};
@@ -26,7 +28,10 @@ pub struct Grouped {
     /// The address of [`MAPS_BYTES`](super::warpgroups::MAPS_BYTES) for each block of a kernel by warpgroups: a
     /// multiple of 128. Other kernels do not use it.
     pub maps: u64,
-    /// Number of inner elements: a multiple of 8.
+    /// The addresses of the scales of rows and weights of E4M3, multiples of 4. Each expert's weights have separate
+    /// scales. With 0, rows have the scales with which they were received.
+    pub scales: ScaleTables,
+    /// Number of inner elements: a multiple of 8; of E4M3 a multiple of [`SCALED`].
     pub depth: u32,
     /// Number of columns: the elements of a returned row, a multiple of 8.
     pub columns: u32,
@@ -45,7 +50,7 @@ pub struct Grouped {
 #[inline(always)]
 pub unsafe fn grouped_matmul(comm: &Comm, arena: &Window<u64>, layout: &PermutedRows, grouped: &Grouped) {
     let Some(arena) = Arena::new(comm, arena) else { return };
-    let work = Groups { back: Back::new(&arena, &layout.received), layout, grouped };
+    let work = Groups::<Bf16>::new(&arena, layout, grouped);
     let mut number = block_in_grid();
     let mut search = Search::new(layout.experts, work.tiles());
     while let Some(tile) = search.find(number, work.tiles()) {
@@ -74,23 +79,52 @@ pub unsafe fn grouped_matmul(comm: &Comm, arena: &Window<u64>, layout: &Permuted
 /// - As [`grouped_matmul`], with memory for the maps.
 #[inline(always)]
 pub unsafe fn grouped_matmul_by_warpgroups(comm: &Comm, arena: &Window<u64>, layout: &PermutedRows, grouped: &Grouped) {
+    // Safety: the caller's promise.
+    unsafe { by_warpgroups::<Bf16>(comm, arena, layout, grouped) };
+}
+
+/// Multiplies as [`grouped_matmul_by_warpgroups`] rows and weights of E4M3 with scales.
+///
+/// # Safety
+/// - As [`grouped_matmul_by_warpgroups`], with scales.
+#[inline(always)]
+pub unsafe fn grouped_matmul_e4m3_by_warpgroups(
+    comm: &Comm,
+    arena: &Window<u64>,
+    layout: &PermutedRows,
+    grouped: &Grouped,
+) {
+    // Safety: the caller's promise.
+    unsafe { by_warpgroups::<Scaled<2>>(comm, arena, layout, grouped) };
+}
+
+/// # Safety
+/// - As [`grouped_matmul_by_warpgroups`].
+#[inline(always)]
+unsafe fn by_warpgroups<F: Factor>(comm: &Comm, arena: &Window<u64>, layout: &PermutedRows, grouped: &Grouped) {
     let Some(arena) = Arena::new(comm, arena) else { return };
-    let work = Groups { back: Back::new(&arena, &layout.received), layout, grouped };
+    let work = Groups::<F>::new(&arena, layout, grouped);
     // Safety: the caller's promise.
     unsafe {
-        warpgroups::multiply(grouped.depth, grouped.maps, &work);
+        warpgroups::multiply(F::pairs(grouped.depth), grouped.maps, &work);
         work.return_rest();
     }
 }
 
 /// The products of all experts.
-struct Groups<'a> {
+struct Groups<'a, F> {
     back: Back<'a>,
     layout: &'a PermutedRows,
     grouped: &'a Grouped,
+    factor: PhantomData<F>,
 }
 
-impl Groups<'_> {
+impl<'a, F> Groups<'a, F> {
+    #[inline(always)]
+    fn new(arena: &'a Arena, layout: &'a PermutedRows, grouped: &'a Grouped) -> Self {
+        Self { back: Back::new(arena, &layout.received), layout, grouped, factor: PhantomData }
+    }
+
     /// Returns a function that returns the place of an expert's first row, and the numbers of its rows and tiles.
     #[inline(always)]
     fn tiles(&self) -> impl Fn(u32) -> (u32, u32, u32) + Copy + '_ {
@@ -129,7 +163,8 @@ impl Groups<'_> {
     }
 }
 
-impl Outputs for Groups<'_> {
+impl<F: Factor> Outputs for Groups<'_, F> {
+    type Factor = F;
     const FREES: bool = false;
     const FINDER: Finder = Finder::Warp1;
 
@@ -137,9 +172,28 @@ impl Outputs for Groups<'_> {
     fn place(&self, &Output { numbers: [first, column], .. }: &Output, row: u32) -> u64 {
         self.to(first + row, column)
     }
+
+    #[inline(always)]
+    fn row_scales(&self, &Output { numbers: [first, _], .. }: &Output, row: u32) -> u64 {
+        let Grouped { scales, depth, .. } = self.grouped;
+        if scales.rows != 0 {
+            return scales.of_row(*depth, (first + row).into());
+        }
+        match self.layout.source_info(first + row) {
+            Some((source, row, _)) => self.layout.received.scales(source, row).addr() as u64,
+            // No row, so any scales.
+            None => scales.weights,
+        }
+    }
+
+    #[inline(always)]
+    fn column_scales(&self, &Output { to, numbers: [_, column], .. }: &Output, which: u32) -> u64 {
+        let Grouped { scales, columns, depth, .. } = *self.grouped;
+        scales.of_columns(depth, to * u64::from(columns.div_ceil(SCALED)) + u64::from(column / SCALED + which))
+    }
 }
 
-impl Work for Groups<'_> {
+impl<F: Factor> Work for Groups<'_, F> {
     /// The number of the block's next tile, its search, and the maps of the factors.
     type Loading = (u32, Search, [TensorMap; 2]);
 
@@ -148,8 +202,8 @@ impl Work for Groups<'_> {
         let Grouped { rows, weights, depth, columns, .. } = *self.grouped;
         // Boxes may have rows of the next expert, whose products are not stored.
         let maps = [
-            make(rows_of(rows, depth, self.layout.capacity.max(1), 1, ROWS)),
-            make(rows_of(weights, depth, columns, self.layout.experts, COLUMNS)),
+            make(rows_of(rows, F::pairs(depth), self.layout.capacity.max(1), 1, ROWS)),
+            make(rows_of(weights, F::pairs(depth), columns, self.layout.experts, COLUMNS)),
         ];
         (block_in_grid(), Search::new(self.layout.experts, self.tiles()), maps)
     }
@@ -161,7 +215,7 @@ impl Work for Groups<'_> {
         let (row, column) = tile.place();
         let first = tile.first + row;
         let (rows, columns) = (tile.rows - row, self.grouped.columns - column);
-        let output = Output { to: 0, rows, columns, numbers: [first, column] };
+        let output = Output { to: tile.expert.into(), rows, columns, numbers: [first, column] };
         Some(warpgroups::Tile { a: (*left, first, 0), b: (*right, column, tile.expert), output })
     }
 

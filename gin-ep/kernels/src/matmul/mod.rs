@@ -22,17 +22,21 @@ pub mod tile;
 pub(crate) mod tile_scheduler;
 pub mod warpgroups;
 
-pub use gather::{all_gather_matmul, all_gather_matmul_by_warpgroups};
-pub use grouped::{Grouped, grouped_matmul, grouped_matmul_by_warpgroups};
+pub use gather::{all_gather_matmul, all_gather_matmul_by_warpgroups, matmul_e4m3_by_warpgroups};
+pub use grouped::{Grouped, grouped_matmul, grouped_matmul_by_warpgroups, grouped_matmul_e4m3_by_warpgroups};
 #[cfg(all(feature = "kernels", any(not(target_arch = "nvptx64"), target_feature = "sm_90a")))]
 pub use kernels::warpgroups::{
-    ep_all_gather_matmul_wgmma, ep_grouped_matmul_wgmma, ep_matmul_reduce_scatter_wgmma, ep_overlapped_matmul_wgmma,
+    ep_all_gather_matmul_wgmma, ep_grouped_matmul_e4m3_wgmma, ep_grouped_matmul_wgmma, ep_matmul_e4m3_wgmma,
+    ep_matmul_reduce_scatter_wgmma, ep_overlapped_matmul_e4m3_wgmma, ep_overlapped_matmul_wgmma,
 };
 #[cfg(feature = "kernels")]
 pub use kernels::{ep_all_gather_matmul, ep_grouped_matmul, ep_matmul_reduce_scatter, ep_overlapped_matmul};
-pub use overlapped::{Overlapped, overlapped_matmul, overlapped_matmul_by_warpgroups};
+pub use overlapped::{
+    Overlapped, overlapped_matmul, overlapped_matmul_by_warpgroups, overlapped_matmul_e4m3_by_warpgroups,
+};
 pub use scatter::{matmul_reduce_scatter, matmul_reduce_scatter_by_warpgroups};
 
+use crate::SCALED;
 use crate::arena::Arena;
 use crate::protocol::{raise, wait};
 use crate::status;
@@ -67,17 +71,51 @@ pub struct Product {
     /// The address of [`MAPS_BYTES`](warpgroups::MAPS_BYTES) for each block of a kernel by warpgroups, a multiple of
     /// 128. Other kernels do not use it.
     pub maps: u64,
+    /// The addresses of the scales of both factors, which those of E4M3 have: multiples of 4.
+    pub scales: ScaleTables,
     /// Number of rows of a rank.
     pub rows: u32,
     /// Number of columns: a multiple of 8.
     pub columns: u32,
-    /// Number of inner elements: a multiple of 8.
+    /// Number of inner elements: a multiple of 8; of E4M3 a multiple of [`SCALED`].
     pub depth: u32,
     /// [`EXCHANGE`], [`MULTIPLY`], or both, which is the fused product. In two launches the exchange comes first for
     /// [`all_gather_matmul`], and last for [`matmul_reduce_scatter`].
     pub parts: u32,
     /// How long a rank waits for another.
     pub deadline: Deadline,
+}
+
+/// The addresses of the scales of factors of E4M3, as FP32.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Pod, Zeroable)]
+#[bytemuck(crate = "gin_device::bytemuck")]
+pub struct ScaleTables {
+    /// A row of scales for each row of the left factor: one for each 128 inner elements.
+    pub rows: u64,
+    /// For each 128 rows of the right factor, as its transpose, such a row of scales.
+    pub weights: u64,
+}
+
+impl ScaleTables {
+    /// Returns the address of the scales of a row of the left factor, which has `depth` elements.
+    #[inline(always)]
+    pub(crate) const fn of_row(&self, depth: u32, row: u64) -> u64 {
+        self.rows + row * Self::row_bytes(depth)
+    }
+
+    /// Returns the address of the scales of 128 rows of the right factor, by their number.
+    #[inline(always)]
+    pub(crate) const fn of_columns(&self, depth: u32, block: u64) -> u64 {
+        self.weights + block * Self::row_bytes(depth)
+    }
+
+    /// Returns the bytes of the scales of `depth` inner elements.
+    #[inline(always)]
+    #[must_use]
+    pub const fn row_bytes(depth: u32) -> u64 {
+        4 * (depth / SCALED) as u64
+    }
 }
 
 impl Product {

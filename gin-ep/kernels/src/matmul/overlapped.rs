@@ -5,16 +5,18 @@
 //! received. While sources are missing, blocks multiply full tiles of this rank's own rows. From then on they take the
 //! rest, expert by expert. `docs/matmul.md` has the argument.
 
+use super::ScaleTables;
 use super::grouped::{Back, Search};
-use super::tile::{COLUMNS, COPIED_ROWS, Factors, Left, ROWS, THREADS, multiply};
+use super::tile::{COPIED_ROWS, Factors, Left, ROWS, THREADS, multiply};
 use super::tile_scheduler::{self, Lists, TileScheduler, look};
-use super::warpgroups::{Finder, GatheredTile, Gathers, Output, Outputs, multiply_gathered, rows_of};
-use crate::ReceivedRows;
+use super::warpgroups::{Factor, Finder, GatheredTile, Gathers, Output, Outputs, Scaled, multiply_gathered, rows_of};
 use crate::arena::{Arena, is_silent};
 use crate::layout::prefix_sum;
 use crate::params::{EPOCH, MASKED, Sizes, load};
 use crate::protocol::{self, wait};
 use crate::status;
+use crate::{ReceivedRows, SCALED};
+use core::marker::PhantomData;
 use gin_device::prelude::*;
 use gin_device::shared::SharedArray;
 use gin_device::sys::data::store_weak_u32;
@@ -35,7 +37,10 @@ pub struct Overlapped {
     /// The address of [`MAPS_BYTES`](super::warpgroups::MAPS_BYTES) for each block of a kernel by warpgroups: a
     /// multiple of 128. Other kernels do not use it.
     pub maps: u64,
-    /// Number of inner elements, which are the BF16 of a received row: a multiple of 8.
+    /// The address of FP32 scales of weights of E4M3, a multiple of 4: for each expert and each 128 columns a row of
+    /// scales, one for each 128 inner elements. The received rows have scales, too.
+    pub weight_scales: u64,
+    /// Number of inner elements of a received row: of BF16 a multiple of 8, of E4M3 of [`SCALED`].
     pub depth: u32,
     /// Number of columns: the elements of a returned row, a multiple of 8.
     pub columns: u32,
@@ -97,7 +102,7 @@ const KEPT_WORDS: usize = 10;
 #[inline(always)]
 pub unsafe fn overlapped_matmul(comm: &Comm, arena: &Window<u64>, received: &ReceivedRows, early: &Overlapped) {
     let Some(arena) = Arena::new(comm, arena) else { return };
-    let work = Launch { comm, arena: &arena, received, early };
+    let work = Launch::<Bf16>::new(comm, &arena, received, early);
     // Safety: the caller's promise.
     unsafe { work.run() };
     work.leave();
@@ -117,20 +122,44 @@ pub unsafe fn overlapped_matmul_by_warpgroups(
     received: &ReceivedRows,
     early: &Overlapped,
 ) {
-    let Some(arena) = Arena::new(comm, arena) else { return };
-    let work = Launch { comm, arena: &arena, received, early };
-    let right = rows_of(early.weights, early.depth, early.columns, received.slot().sizes.local(), COLUMNS);
     // Safety: the caller's promise.
-    unsafe { multiply_gathered(early.depth, early.maps, &right, &work) };
+    unsafe { by_warpgroups::<Bf16>(comm, arena, received, early) };
+}
+
+/// Multiplies as [`overlapped_matmul_by_warpgroups`] rows and weights of E4M3 with FP32 scales.
+///
+/// # Safety
+/// - As [`overlapped_matmul_by_warpgroups`], of a group with rows of E4M3 and FP32 scales.
+#[inline(always)]
+pub unsafe fn overlapped_matmul_e4m3_by_warpgroups(
+    comm: &Comm,
+    arena: &Window<u64>,
+    received: &ReceivedRows,
+    early: &Overlapped,
+) {
+    // Safety: the caller's promise.
+    unsafe { by_warpgroups::<Scaled<1>>(comm, arena, received, early) };
+}
+
+/// # Safety
+/// - As [`overlapped_matmul_by_warpgroups`].
+#[inline(always)]
+unsafe fn by_warpgroups<F: Factor>(comm: &Comm, arena: &Window<u64>, received: &ReceivedRows, early: &Overlapped) {
+    let Some(arena) = Arena::new(comm, arena) else { return };
+    let work = Launch::<F>::new(comm, &arena, received, early);
+    let right = rows_of(early.weights, F::pairs(early.depth), early.columns, received.slot().sizes.local(), F::COLUMNS);
+    // Safety: the caller's promise.
+    unsafe { multiply_gathered(F::pairs(early.depth), early.maps, &right, &work) };
     work.leave();
 }
 
 /// A launch.
-struct Launch<'a> {
+struct Launch<'a, F> {
     comm: &'a Comm,
     arena: &'a Arena,
     received: &'a ReceivedRows,
     early: &'a Overlapped,
+    factor: PhantomData<F>,
 }
 
 /// The state of a block.
@@ -209,7 +238,12 @@ fn taken_of(first: (u32, u32), expert: u32, early: u32) -> u32 {
     }
 }
 
-impl Launch<'_> {
+impl<'a, F: Factor> Launch<'a, F> {
+    #[inline(always)]
+    const fn new(comm: &'a Comm, arena: &'a Arena, received: &'a ReceivedRows, early: &'a Overlapped) -> Self {
+        Self { comm, arena, received, early, factor: PhantomData }
+    }
+
     /// Works until all tiles are taken. All threads of the block call.
     ///
     /// # Safety
@@ -253,7 +287,7 @@ impl Launch<'_> {
     /// Takes the next tile, if there is one. All threads of the group call.
     #[inline(always)]
     fn take(&self, group: impl Coop, state: &mut State, search: &mut Search) -> Option<Taken> {
-        let (experts, column_tiles) = (self.sizes().local(), self.early.columns.div_ceil(COLUMNS));
+        let (experts, column_tiles) = (self.sizes().local(), self.early.columns.div_ceil(F::COLUMNS));
         let mut tile = None;
         if state.taken.is_none() {
             if !self.list(group, state, 1) {
@@ -292,7 +326,7 @@ impl Launch<'_> {
         } else {
             (own, all - own, tile.index + before - own * column_tiles)
         };
-        let (row, column) = ((first + index % height) * ROWS, index / height * COLUMNS);
+        let (row, column) = ((first + index % height) * ROWS, index / height * F::COLUMNS);
         Some(Taken { expert: tile.expert, rows: tile.rows, row, column })
     }
 
@@ -301,7 +335,7 @@ impl Launch<'_> {
     #[inline(always)]
     fn tiles(&self, taken: Option<(u32, u32)>) -> impl Fn(u32) -> (u32, u32, u32) + Copy + '_ {
         move |expert: u32| {
-            let column_tiles = self.early.columns.div_ceil(COLUMNS);
+            let column_tiles = self.early.columns.div_ceil(F::COLUMNS);
             let own = self.zone(self.arena.rank(), expert, 0);
             let early = own / ROWS * column_tiles;
             let Some(taken) = taken else { return (own, own, early) };
@@ -564,7 +598,8 @@ struct Taken {
     column: u32,
 }
 
-impl Outputs for Launch<'_> {
+impl<F: Factor> Outputs for Launch<'_, F> {
+    type Factor = F;
     const FREES: bool = false;
     const FINDER: Finder = Finder::Loads;
 
@@ -573,9 +608,23 @@ impl Outputs for Launch<'_> {
     fn place(&self, _: &Output, _: u32) -> u64 {
         0
     }
+
+    #[inline(always)]
+    fn row_scales(&self, &Output { numbers: [expert, first], .. }: &Output, row: u32) -> u64 {
+        let (source, row, _) = unpacked(self.listed(expert, first + row));
+        self.received.scales(source, row).addr() as u64
+    }
+
+    #[inline(always)]
+    fn column_scales(&self, &Output { to, numbers: [expert, _], .. }: &Output, which: u32) -> u64 {
+        let Overlapped { weight_scales, columns, depth, .. } = *self.early;
+        let first = u64::from(expert) * u64::from(columns.div_ceil(SCALED)) + to / u64::from(2 * SCALED);
+        let first = first + u64::from(which);
+        ScaleTables { rows: 0, weights: weight_scales }.of_columns(depth, first)
+    }
 }
 
-impl Gathers for Launch<'_> {
+impl<F: Factor> Gathers for Launch<'_, F> {
     type Loading = (State, Search);
 
     #[inline(always)]

@@ -142,6 +142,7 @@ struct Scatter<'a, B> {
 }
 
 impl<'a, B: Fn() -> Board<'a>> Outputs for Scatter<'a, B> {
+    type Factor = Bf16;
     /// After it has raised the tile's flag.
     const FREES: bool = true;
     const FINDER: Finder = Finder::Stores;

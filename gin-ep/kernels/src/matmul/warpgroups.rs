@@ -22,8 +22,10 @@ macro_rules! each {
     ($name:ident in [$($value:literal)*] $body:block) => { $({ const $name: usize = $value; $body })* };
 }
 
+mod factor;
 mod gathered;
 
+pub(crate) use factor::{Factor, Scaled};
 pub(crate) use gathered::{GatheredTile, Gathers, multiply_gathered};
 
 use super::tile::{COLUMNS, ROWS, steps};
@@ -34,7 +36,7 @@ use gin_device::sys::bulk::Mbarrier;
 use gin_device::sys::data::store_weak_pair;
 use gin_device::sys::shared::{Address, load_weak_pair, store_weak_u32};
 use gin_device::sys::tensor::{BOX_ELEMENTS, MAP_BYTES, Matrices, ROW_BYTES, TensorMap, copy_box_to_shared};
-use gin_device::sys::warpgroup::{self, Sums, multiply_add};
+use gin_device::sys::warpgroup::{self, Sums};
 
 /// Threads of a block.
 pub const THREADS: u32 = WARP_SIZE * (OTHERS + MULTIPLIERS);
@@ -192,6 +194,8 @@ pub(crate) enum Finder {
 
 /// The results of a kernel's tiles.
 pub(crate) trait Outputs {
+    /// The elements of the factors.
+    type Factor: Factor;
     /// A warp of the kernel's own frees the entry of a tile, after the tile was [stored](Entries::await_stored).
     const FREES: bool;
     /// The warps that call [`place`](Self::place).
@@ -199,6 +203,19 @@ pub(crate) trait Outputs {
 
     /// Returns the address of the first column of the tile in a row of it, or 0 if the row goes nowhere.
     fn place(&self, output: &Output, row: u32) -> u64;
+
+    /// Returns the address of the scales of a row of the tile, if the factors have scales.
+    #[inline(always)]
+    fn row_scales(&self, _: &Output, _: u32) -> u64 {
+        0
+    }
+
+    /// Returns the address of the scales of 128 columns of the tile, if the factors have scales: the first or second
+    /// ones.
+    #[inline(always)]
+    fn column_scales(&self, _: &Output, _: u32) -> u64 {
+        0
+    }
 }
 
 /// The work of a kernel on its tiles.
@@ -234,13 +251,17 @@ pub(crate) unsafe fn multiply<W: Work>(depth: u32, maps: u64, work: &W) {
     // Safety: the caller's promise.
     unsafe {
         if warp >= OTHERS {
+            W::Factor::take_registers();
             multiply_tiles(depth, stages, work, warp - OTHERS);
-        } else if warp == 0 {
-            load_tiles(steps(depth), stages, maps, work);
-        } else if W::FINDER != Finder::Warp1 {
-            work.aside(warp);
-        } else if warp == 1 {
-            prepare_places(work);
+        } else {
+            W::Factor::give_registers();
+            if warp == 0 {
+                load_tiles(steps(depth), stages, maps, work);
+            } else if W::FINDER != Finder::Warp1 {
+                work.aside(warp);
+            } else if warp == 1 {
+                prepare_places(work);
+            }
         }
     }
     Block.sync();
@@ -312,7 +333,7 @@ unsafe fn load_tiles<W: Work>(steps: u32, stages: Stages, maps: u64, work: &W) {
                 phase(EMPTY + stage.index(STAGES)).wait(stage.parity(STAGES) ^ 1);
                 // Safety: the caller's promise; all warps have read the stage.
                 unsafe {
-                    full.arrive_expect_tx(STAGE_BYTES);
+                    full.arrive_expect_tx((ROWS + W::Factor::COLUMNS) * ROW_BYTES);
                     copy_box_to_shared(to, a.0, (step * BOX_ELEMENTS, a.1, a.2), full);
                     copy_box_to_shared(to.at(ROWS * ROW_BYTES), b.0, (step * BOX_ELEMENTS, b.1, b.2), full);
                 }
@@ -356,7 +377,9 @@ impl Entries {
     /// Returns the tile's part of the result, if there is a tile.
     #[inline(always)]
     fn output(&self) -> Option<Output> {
-        let read = |index: usize| ENTRIES.array().read(entry_at(self.0) + index);
+        // The addresses of the words would take registers until the next call, too.
+        let first = stay(self.0.index(TILES) * ENTRY) as usize;
+        let read = |index: usize| ENTRIES.array().read(first + index);
         // All are read in any case: those of the tile before would take registers otherwise.
         let output = Output {
             to: u64::from(read(2)) << 32 | u64::from(read(1)),
@@ -404,18 +427,22 @@ impl Entries {
 #[inline(always)]
 unsafe fn multiply_tiles<W: Outputs>(depth: u32, stages: Stages, work: &W, warp: u32) {
     let (mut stage, mut entries) = (Place(0), Entries::new());
-    let left = warp / 4 * warpgroup::ROWS * ROW_BYTES;
     // `[0.0; 128]` would be a loop over memory, which no register can hold.
-    let mut sums: Sums = Zeroable::zeroed();
+    let (mut sums, mut partial): (Sums, <W::Factor as Factor>::Partial) = Zeroable::zeroed();
     while let Some(output) = entries.await_announced() {
         let has_rows = output.rows > warp / 4 * warpgroup::ROWS;
+        let mut scales = W::Factor::begin(&mut sums, work, || entries.output().unwrap_or_default(), stay(warp));
         // The number of steps is computed for each tile, because registers are scarce.
         for step in 0..steps(stay(depth)) {
+            // Safety: the caller's promise.
+            let scale = unsafe { W::Factor::scale(&mut scales) };
             phase(FULL + stage.index(STAGES)).wait(stage.parity(STAGES));
             let from = stages.at(stage);
             if has_rows {
+                let left = stay(warp) / 4 * warpgroup::ROWS * ROW_BYTES;
+                let factors = (from.at(left), from.at(ROWS * ROW_BYTES));
                 // Safety: the stage is full.
-                unsafe { multiply_add(&mut sums, from.at(left), from.at(ROWS * ROW_BYTES), step > 0) };
+                unsafe { W::Factor::multiply_add((&mut sums, &mut partial), factors, step > 0, &scale) };
             }
             // All lanes have seen the stage full: its phases may go on.
             Warp.sync();
@@ -428,6 +455,7 @@ unsafe fn multiply_tiles<W: Outputs>(depth: u32, stages: Stages, work: &W, warp:
         if has_rows {
             // It is read once more, for the same reason.
             let output = entries.output().unwrap_or_default();
+            let warp = stay(warp);
             let first = entries.0.index(TILES) * ROWS + warp * 16;
             if W::FINDER == Finder::Warp1 {
                 phase(PREPARED + entries.0.index(TILES)).wait(entries.0.parity(TILES));
@@ -437,7 +465,7 @@ unsafe fn multiply_tiles<W: Outputs>(depth: u32, stages: Stages, work: &W, warp:
                 PLACES.array().write((first + lane()) as usize, place);
             }
             // Safety: the warp's own memory; the caller's promise.
-            unsafe { store(&sums, stages.sums(warp), output.columns, first) };
+            unsafe { store::<W::Factor>(&sums, stages.sums(warp), output.columns, first) };
         }
         // The lanes have met after their last stores, or after the last step.
         if lane() == 0 {
@@ -462,11 +490,14 @@ unsafe fn multiply_tiles<W: Outputs>(depth: u32, stages: Stages, work: &W, warp:
 /// # Safety
 /// - The warp has [`STORED_BYTES`] of shared memory at `own`. Places are valid, as [`multiply`] requires.
 #[inline(always)]
-unsafe fn store(sums: &Sums, own: Address, columns: u32, first: u32) {
+unsafe fn store<F: Factor>(sums: &Sums, own: Address, columns: u32, first: u32) {
     // Addresses of the rows are not computed before the loop over tiles.
     let lane = stay(lane());
     let (row, pair, chunk) = (lane / 4, lane % 4, lane % 8);
     each!(PART in [0 1 2 3] {
+        if 64 * PART as u32 >= F::COLUMNS {
+            return;
+        }
         each!(J in [0 1 2 3 4 5 6 7] {
             const AT: usize = 4 * (8 * PART + J);
             let to = own.at(row * ROW_BYTES + ((J as u32 ^ row) << 4) + 4 * pair);

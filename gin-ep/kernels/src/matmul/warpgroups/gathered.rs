@@ -2,10 +2,10 @@
 //! Tiles whose left factor has rows anywhere: four warps gather them by copies of 16 bytes.
 
 use super::{
-    EMPTY, FREE, FULL, MAPS_BYTES, OTHERS, Output, Outputs, PLACES, Place, STAGES, Stages, TILES, announce, begin,
-    multiply_tiles, phase,
+    EMPTY, FREE, FULL, Factor, MAPS_BYTES, OTHERS, Output, Outputs, PLACES, Place, STAGES, Stages, TILES, announce,
+    begin, multiply_tiles, phase,
 };
-use crate::matmul::tile::{COLUMNS, ROWS, steps};
+use crate::matmul::tile::{ROWS, steps};
 use gin_device::prelude::*;
 use gin_device::sys::bulk::fence_proxy_async_shared;
 use gin_device::sys::matrix::{await_copies, commit_copies, copy_async};
@@ -57,9 +57,13 @@ pub(crate) unsafe fn multiply_gathered<W: Gathers>(depth: u32, maps: u64, right:
     // Safety: the caller's promise; barrier 1 is the loading warps'.
     unsafe {
         if warp >= OTHERS {
+            W::Factor::take_registers();
             multiply_tiles(depth, stages, work, warp - OTHERS);
-        } else if let Some(group) = WarpSpan::new(0, OTHERS, 1) {
-            load_tiles(depth, stages, (maps, right), work, group);
+        } else {
+            W::Factor::give_registers();
+            if let Some(group) = WarpSpan::new(0, OTHERS, 1) {
+                load_tiles(depth, stages, (maps, right), work, group);
+            }
         }
     }
 }
@@ -121,7 +125,7 @@ unsafe fn load_tiles<W: Gathers>(
                 if let Some(map) = map
                     && thread == 0
                 {
-                    full.arrive_expect_tx(COLUMNS * ROW_BYTES);
+                    full.arrive_expect_tx(W::Factor::COLUMNS * ROW_BYTES);
                     copy_box_to_shared(to.at(ROWS * ROW_BYTES), map, (step * BOX_ELEMENTS, b.0, b.1), full);
                 }
                 let inside = step * BOX_ELEMENTS + 8 * chunk < depth;
