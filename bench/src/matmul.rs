@@ -10,7 +10,7 @@ use gin_ep::{
     Combine, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Layout, Matmul, MatmulConfig, Operands,
     OverlappedMatmul, Part, Permuted, Products, Rows, Tokens,
 };
-use gin_ep_oracle::{Routing, Shape, batch, factor, product, sum};
+use gin_ep_oracle::{Routing, Scaled, Shape, batch, factor, product, scaled_factor, scaled_product, sum};
 use gin_gpu::{Memory, MemoryKind, MemorySlice};
 use gin_host::comm::Requirements;
 use gin_host::world::Rank;
@@ -77,6 +77,8 @@ fn measure(bench: &Bench, ranks: u32) -> Result<Table, Failure> {
         case("product and reduce-scatter", true, (4096, 7168, 2048), (16, 16, 64)),
     ];
     let cases = if ranks == 1 { &alone[..] } else { &spread[..] };
+    // Other GPUs have no products of E4M3.
+    let e4m3 = (ranks == 1 && has_wgmma(bench)).then(|| case("product of E4M3", false, E4M3.0, E4M3.1));
     let all = bench.on_ranks(bench.world(ranks)?, |rank| {
         let mut all = Vec::new();
         for case in cases {
@@ -85,6 +87,8 @@ fn measure(bench: &Bench, ranks: u32) -> Result<Table, Failure> {
         if ranks > 1 {
             all.push(experts(bench, rank).map_err(comm_error)?);
             all.push(arriving(bench, rank).map_err(comm_error)?);
+        } else if e4m3.is_some() {
+            all.push(times_e4m3(bench, rank).map_err(comm_error)?);
         }
         Ok(all)
     })?;
@@ -95,7 +99,7 @@ fn measure(bench: &Bench, ranks: u32) -> Result<Table, Failure> {
     let (experts_of_all, ids, elements, sent) = bench.pick(ARRIVING, (8, 2, 16, 4));
     let early = Case { what: "experts, early", scatters: false, sizes: (sent * ids, elements, elements) };
     let of_experts = if ranks > 1 { vec![grouped, early] } else { Vec::new() };
-    for (index, case) in cases.iter().chain(&of_experts).enumerate() {
+    for (index, case) in cases.iter().chain(&of_experts).chain(&e4m3).enumerate() {
         let of: Vec<&Times> = all.iter().map(|times| &times[index]).collect();
         rows.extend(lines(bench, ranks, case, &of));
     }
@@ -106,9 +110,9 @@ fn measure(bench: &Bench, ranks: u32) -> Result<Table, Failure> {
             "early: {experts_of_all} experts, {ids} for a token, {sent} tokens of a rank; from dispatch to sums"
         ));
     }
-    table
-        .notes
-        .push("BF16, sums in FP32; sequence: exchange and product in two launches of the same kernel".to_owned());
+    table.notes.push(
+        "BF16 unless said, sums in FP32; sequence: exchange and product in two launches of the same kernel".to_owned(),
+    );
     Ok(table)
 }
 
@@ -203,6 +207,66 @@ fn times(bench: &Bench, rank: &Rank, case: &Case) -> Result<Times, EpError> {
         times.in_sequence.push(time(&sequence)?);
         times.multiply.push(time(&[Part::Multiply])?);
         times.exchange.push(time(&[Part::Exchange])?);
+    }
+    comm.check("bench")?;
+    matmul.destroy()?;
+    end(rank, &comm)?;
+    Ok(times)
+}
+
+/// Rows, columns, inner elements of a product of E4M3: on real and on virtual GPUs.
+const E4M3: ((usize, usize, usize), (usize, usize, usize)) = ((4096, 4096, 4096), (16, 16, 128));
+
+/// Returns whether the first GPU multiplies by warpgroups, as an H100 and an H200 do. Virtual GPUs do.
+fn has_wgmma(bench: &Bench) -> bool {
+    bench
+        .gpus
+        .as_ref()
+        .is_none_or(|gpus| gpus.names.first().is_some_and(|name| name.contains("H100") || name.contains("H200")))
+}
+
+/// Measures a product of E4M3 with scales.
+fn times_e4m3(bench: &Bench, rank: &Rank) -> Result<Times, EpError> {
+    let comm = rank.communicator(&Requirements::default())?;
+    let (rows, columns, depth) = bench.pick(E4M3.0, E4M3.1);
+    let config = MatmulConfig::new(rows as u32, columns as u32, depth as u32).e4m3().blocks(bench.pick(u32::MAX, 1));
+    let matmul = Matmul::all_gather(&comm, &config)?;
+    let memory = |bytes: usize| -> Result<MemorySlice, EpError> {
+        Ok(Memory::new(rank.device(), MemoryKind::Device, bytes as u64)?.whole())
+    };
+    let row = |key: u64, row: usize, sharing: usize| -> Scaled {
+        let (elements, _) = scaled_factor(key, row % PERIOD, depth, 1);
+        (elements, scaled_factor(key, row, depth, sharing).1)
+    };
+    let filled = |key: u64, rows: usize, sharing: usize| -> Result<[MemorySlice; 2], EpError> {
+        let few: Vec<Vec<u8>> = (0..PERIOD).map(|index| row(key, index, 1).0).collect();
+        let elements: Vec<u8> = (0..rows).flat_map(|index| few[index % PERIOD].iter().copied()).collect();
+        let scales: Vec<f32> = (0..rows).step_by(sharing).flat_map(|index| row(key, index, sharing).1).collect();
+        let slices = [memory(elements.len())?, memory(4 * scales.len())?];
+        slices[0].write(0, &elements)?;
+        slices[1].write(0, &scales)?;
+        Ok(slices)
+    };
+    let ([a, a_scales], [b, b_scales]) = (filled(0, rows, 1)?, filled(1, columns, 128)?);
+    let (c, stream) = (memory(2 * rows * columns)?, rank.stream()?);
+    c.write(0, &vec![0x7fffu16; rows * columns])?;
+    let operands = Operands::new(&a, &b, &c).scales(&a_scales, &b_scales);
+    let run = || matmul.run(&stream, Part::Fused, &operands);
+    run()?;
+    stream.synchronize()?;
+    comm.check("bench")?;
+    let mut found = vec![0u16; rows * columns];
+    c.read(0, &mut found)?;
+    let mut wrong = 0;
+    for (sample, index) in (0..rows).step_by((rows / 64).max(1)).enumerate() {
+        let left = row(0, index, 1);
+        for at in (sample % 7..columns).step_by(61) {
+            wrong += u64::from(found[index * columns + at] != scaled_product(&left, &row(1, at, 128)));
+        }
+    }
+    let mut times = Times::new(wrong, matmul.blocks());
+    for _ in 0..bench.launches.min(bench.pick(9, 1)) {
+        times.multiply.push(chain(rank, &stream, bench.pick((5, 4), (1, 1)), run)?);
     }
     comm.check("bench")?;
     matmul.destroy()?;
