@@ -7,7 +7,7 @@ mod support;
 use gin_abi::{Deadline, FaultKind};
 use gin_ep::{
     Code, Combine, Element, EpError, Group, GroupConfig, Ids, Instructions, Matmul, MatmulConfig, Operands,
-    OverlappedMatmul, Part, Rows, Tokens,
+    OverlappedMatmul, Part, Rows, Scales, Tokens,
 };
 use gin_ep_kernels::matmul::{
     EXCHANGE, MULTIPLY, Product, ScaleTables, ep_all_gather_matmul, ep_all_gather_matmul_wgmma,
@@ -107,6 +107,40 @@ fn experts_that_multiply_rows_as_they_arrive_have_the_bits_of_the_steps_in_seque
         let few = if hidden > 100 { 1..3 } else { 0..routings.len() };
         let case = Arriving { blocks: Some(blocks), pairs: 2, instructions, ..Arriving::of(tokens, &routings[few]) };
         on_ranks(WorldConfig::seeded(ranks, 9), |rank, comm| {
+            support::arriving(rank, comm, &config, &shape, &case).map(drop)
+        });
+    }
+}
+
+#[test]
+fn experts_of_e4m3_have_the_bits_of_the_oracle_also_where_rows_have_no_place() {
+    let cases =
+        [(1, 3, 128, 20, 60, Scales::F32), (2, 5, 256, 9, 54, Scales::F32Powers), (3, 4, 128, 6, 5, Scales::F32)];
+    for (ranks, experts, hidden, tokens, rows, scales) in rotation(0, cases) {
+        let shape = Shape { ranks: ranks as usize, experts, topk: 3, hidden };
+        let config = GroupConfig::new(experts as u32, hidden as u32, 3).tokens(tokens as u32).sms(2).threads(64);
+        on_ranks(WorldConfig::seeded(ranks, 9), |rank, comm| {
+            support::experts_e4m3(rank, comm, &config, &shape, tokens, (rows, Some(2), scales))
+        });
+    }
+}
+
+#[test]
+fn experts_that_multiply_rows_of_e4m3_as_they_arrive_have_the_bits_of_the_steps_in_sequence() {
+    let routings = [Routing::Uniform, Routing::Holes, Routing::Repeats];
+    let cases = [
+        (1, 3, 128, &[150][..], 2, Scales::F32Powers),
+        (2, 5, 256, &[9, 40], 1, Scales::F32),
+        (3, 4, 128, &[30, 0, 7], 3, Scales::F32),
+    ];
+    for (ranks, experts, hidden, tokens, blocks, scales) in rotation(0, cases) {
+        let shape = Shape { ranks, experts, topk: 3, hidden };
+        let max = *tokens.iter().max().expect("one") as u32;
+        let config = GroupConfig::new(experts as u32, hidden as u32, 3).tokens(max).sms(2).threads(64);
+        let config = config.deadline(Deadline::after_ms(60_000));
+        let e4m3 = Some(scales);
+        let case = Arriving { blocks: Some(blocks), pairs: 2, e4m3, ..Arriving::of(tokens, &routings) };
+        on_ranks(WorldConfig::seeded(ranks as u32, 9), |rank, comm| {
             support::arriving(rank, comm, &config, &shape, &case).map(drop)
         });
     }

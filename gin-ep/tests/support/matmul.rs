@@ -2,11 +2,12 @@
 //! Products that send and receive, against the oracle: on virtual GPUs here and on real ones in `gpu-tests`.
 
 use gin_ep::{
-    Code, Combine, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Instructions, Layout, Matmul,
-    MatmulConfig, Operands, OverlappedMatmul, Part, Permuted, Products, Rows, Tokens,
+    Code, Combine, Element, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Instructions, Layout, Matmul,
+    MatmulConfig, Operands, OverlappedMatmul, Part, Permuted, Products, Received, Rows, Scales, Tokens, Weights,
 };
 use gin_ep_oracle::{
-    Batch, Routing, Scaled, Shape, batch, factor, narrow, product, scaled_factor, scaled_product, sum, widen,
+    Batch, Routing, SCALED, Scaled, Shape, batch, factor, narrow, product, quantized, scaled_factor, scaled_product,
+    sum, widen,
 };
 use gin_gpu::{LaunchConfig, Memory, MemoryKind, MemorySlice};
 use gin_host::comm::Communicator;
@@ -124,8 +125,8 @@ pub fn compare_e4m3(
     let (matmul, stream) = (Matmul::all_gather(comm, &config.e4m3())?, rank.stream()?);
     for run in 0..2 {
         let lefts: Vec<Scaled> = (0..rows).map(|row| scaled_factor(2 * run, row, depth, 1)).collect();
-        let rights: Vec<Scaled> = (0..columns).map(|row| scaled_factor(2 * run + 1, row, depth, 128)).collect();
-        let ([a, a_scales], [b, b_scales]) = (scaled(rank, &lefts, 1)?, scaled(rank, &rights, 128)?);
+        let rights: Vec<Scaled> = (0..columns).map(|row| scaled_factor(2 * run + 1, row, depth, SCALED)).collect();
+        let ([a, a_scales], [b, b_scales]) = (scaled(rank, &lefts, 1)?, scaled(rank, &rights, SCALED)?);
         let c = filled(rank, &vec![0x7fffu16; rows * columns])?;
         matmul.run(&stream, Part::Fused, &Operands::new(&a, &b, &c).scales(&a_scales, &b_scales))?;
         stream.synchronize()?;
@@ -147,12 +148,43 @@ pub fn elements(shape: &Shape, key: u64, row: usize) -> Vec<u16> {
     (0..shape.hidden).map(|at| factor(key, row, at)).collect()
 }
 
+/// Returns a token's row: with scales of E4M3, of blocks with different magnitudes.
+fn sent_row(shape: &Shape, e4m3: Option<Scales>, key: u64, row: usize) -> Vec<u16> {
+    let by = |at: usize| if e4m3.is_some() { f32::exp2(((row + at / SCALED) % 4) as f32) } else { 1.0 };
+    elements(shape, key, row).into_iter().enumerate().map(|(at, element)| narrow(widen(element) * by(at))).collect()
+}
+
+/// Returns memory with the weights of a rank's experts, and with their scales if they are E4M3.
+fn weights(rank: &Rank, shape: &Shape, is_e4m3: bool) -> Result<(MemorySlice, Option<MemorySlice>), EpError> {
+    let columns = shape.local() * shape.hidden;
+    let all = rank.rank() as usize * columns..(rank.rank() as usize + 1) * columns;
+    if is_e4m3 {
+        let rows: Vec<Scaled> = all.map(|row| scaled_factor(1, row, shape.hidden, SCALED)).collect();
+        let [elements, scales] = scaled(rank, &rows, SCALED)?;
+        return Ok((elements, Some(scales)));
+    }
+    Ok((filled(rank, &all.flat_map(|row| elements(shape, 1, row)).collect::<Vec<_>>())?, None))
+}
+
 /// Compares the output of experts that multiply with the oracle. `row` returns a token's row.
 pub fn check(shape: &Shape, routing: Routing, me: usize, mine: &Batch, row: impl Fn(usize) -> Vec<u16>, found: &[u16]) {
+    check_scaled(shape, (routing, None), me, mine, row, found);
+}
+
+/// Compares as [`check`]; with scales, experts multiply E4M3.
+fn check_scaled(
+    shape: &Shape,
+    (routing, e4m3): (Routing, Option<Scales>),
+    me: usize,
+    mine: &Batch,
+    row: impl Fn(usize) -> Vec<u16>,
+    found: &[u16],
+) {
     let Shape { topk, hidden, .. } = *shape;
-    let mut rights: HashMap<usize, Vec<u16>> = HashMap::new();
+    let (mut rights, mut scaled_rights) = (HashMap::<usize, Vec<u16>>::new(), HashMap::<usize, Scaled>::new());
     for token in 0..mine.experts.len() / topk {
         let left = row(token);
+        let scaled_left = e4m3.map(|scales| quantized(&left, scales == Scales::F32Powers));
         for column in 0..hidden {
             let expected = (0..topk).fold(0f32, |sum, k| {
                 let id = mine.experts[token * topk + k];
@@ -160,8 +192,14 @@ pub fn check(shape: &Shape, routing: Routing, me: usize, mine: &Batch, row: impl
                     return sum;
                 }
                 let at = id as usize * hidden + column;
-                let right = rights.entry(at).or_insert_with(|| elements(shape, 1, at));
-                mine.weights[token * topk + k].mul_add(widen(product(&left, right)), sum)
+                let product = match &scaled_left {
+                    Some(left) => {
+                        let right = scaled_rights.entry(at).or_insert_with(|| scaled_factor(1, at, hidden, SCALED));
+                        scaled_product(left, right)
+                    }
+                    None => product(&left, rights.entry(at).or_insert_with(|| elements(shape, 1, at))),
+                };
+                mine.weights[token * topk + k].mul_add(widen(product), sum)
             });
             let found = found[token * hidden + column];
             assert_eq!(narrow(expected), found, "{routing:?}: token {token}, column {column} of rank {me}");
@@ -179,9 +217,60 @@ pub fn experts(
     tokens: usize,
     (layout_rows, blocks, instructions): (u32, Option<u32>, Instructions),
 ) -> Result<(), EpError> {
-    let (me, Shape { topk, hidden, .. }, local) = (rank.rank() as usize, *shape, shape.local());
+    experts_of(rank, comm, config, shape, tokens, (layout_rows, blocks, instructions, None))
+}
+
+/// Runs the same experts with rows and weights of E4M3: with the scales of received rows, and with a copy of them.
+pub fn experts_e4m3(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &GroupConfig,
+    shape: &Shape,
+    tokens: usize,
+    (layout_rows, blocks, scales): (u32, Option<u32>, Scales),
+) -> Result<(), EpError> {
+    experts_of(rank, comm, config, shape, tokens, (layout_rows, blocks, Instructions::Warpgroups, Some(scales)))
+}
+
+/// Prepares a group whose dispatch makes E4M3 with these scales, or BF16, and products.
+fn prepared(
+    comm: &Communicator,
+    config: &GroupConfig,
+    shape: &Shape,
+    (instructions, e4m3, blocks): (Instructions, Option<Scales>, Option<u32>),
+) -> Result<(Group, GroupedMatmul), EpError> {
+    let config = e4m3.map_or(*config, |scales| config.element(Element::E4m3(scales)));
     let group = Group::new(comm, &config.combine_at_source())?;
-    let grouped = GroupedMatmul::by(instructions, &group, hidden as u32, blocks)?;
+    let depth = shape.hidden as u32;
+    let grouped = match e4m3 {
+        Some(_) => GroupedMatmul::e4m3(&group, depth, blocks)?,
+        None => GroupedMatmul::by(instructions, &group, depth, blocks)?,
+    };
+    Ok((group, grouped))
+}
+
+/// Returns the scales of the rows in the places of a layout, as each was received.
+fn copied_scales(received: &Received<'_>, permuted: &Permuted, blocks: usize) -> Result<Vec<f32>, EpError> {
+    let mut places = vec![0u32; permuted.capacity() as usize];
+    permuted.source_info().read(0, &mut places)?;
+    let rows = received.fetch()?;
+    let scales = places.iter().flat_map(|&word| {
+        let row = rows.get(word as usize >> 21).and_then(|rows| rows.get(word as usize >> 5 & 0xffff));
+        row.map_or(vec![0.0; blocks], |row| bytemuck::pod_collect_to_vec(&row.scales))
+    });
+    Ok(scales.collect())
+}
+
+fn experts_of(
+    rank: &Rank,
+    comm: &Communicator,
+    config: &GroupConfig,
+    shape: &Shape,
+    tokens: usize,
+    (layout_rows, blocks, instructions, e4m3): (u32, Option<u32>, Instructions, Option<Scales>),
+) -> Result<(), EpError> {
+    let (me, Shape { topk, hidden, .. }) = (rank.rank() as usize, *shape);
+    let (group, grouped) = prepared(comm, config, shape, (instructions, e4m3, blocks))?;
     let permuted = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, layout_rows)?;
     let row_bytes = 2 * hidden as u64;
     let memory = |bytes: u64| Ok::<_, EpError>(Memory::new(rank.device(), MemoryKind::Device, bytes)?.whole());
@@ -191,13 +280,12 @@ pub fn experts(
         [memory(tokens as u64 * row_bytes)?, memory(tokens as u64 * row_bytes)?],
         memory(u64::from(layout_rows) * row_bytes)?,
     );
-    let weights = memory((local * hidden) as u64 * row_bytes)?;
-    let all = (0..local * hidden).flat_map(|row| elements(shape, 1, me * local * hidden + row)).collect::<Vec<_>>();
-    weights.write(0, &all)?;
+    let (weights, weight_scales) = weights(rank, shape, e4m3.is_some())?;
+    let row_scales = memory(u64::from(layout_rows) * (4 * hidden / SCALED).max(4) as u64)?;
     let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
     for (number, routing) in [Routing::Uniform, Routing::Holes, Routing::Repeats].into_iter().enumerate() {
         let mine = batch(&Shape { hidden: 1, ..*shape }, routing, number as u64, me, tokens);
-        let row = |token: usize| elements(shape, 2 + number as u64, me * tokens + token);
+        let row = |token: usize| sent_row(shape, e4m3, 2 + number as u64, me * tokens + token);
         x.write(0, &(0..tokens).flat_map(row).collect::<Vec<_>>())?;
         ids.write(0, &mine.experts)?;
         scales.write(0, &mine.weights)?;
@@ -207,7 +295,14 @@ pub fn experts(
             let mut received = slot.exchange(&stream, &input)?;
             received.permute(&stream, &permuted)?;
             let rows = permuted.rows().expect("rows");
-            let factors = Experts::new(&permuted, rows, &weights);
+            let mut factors = Experts::new(&permuted, rows, &weights);
+            if let Some(weight_scales) = &weight_scales {
+                if !returns {
+                    stream.synchronize()?;
+                    row_scales.write(0, &copied_scales(&received, &permuted, hidden / SCALED)?)?;
+                }
+                factors = factors.scales((!returns).then_some(&row_scales), weight_scales);
+            }
             let sums = Combine::weighted(&scales).into(output);
             if returns {
                 received.multiply(&stream, &grouped, &factors, Products::Return)?;
@@ -234,7 +329,7 @@ pub fn experts(
         if (layout_rows as usize) < shape.ranks * tokens * topk {
             continue;
         }
-        check(shape, routing, me, &mine, row, &returned);
+        check_scaled(shape, (routing, e4m3), me, &mine, row, &returned);
     }
     drop(slot);
     group.destroy()
@@ -256,13 +351,15 @@ pub struct Arriving<'a> {
     pub pairs: usize,
     /// The instructions of the products.
     pub instructions: Instructions,
+    /// The dispatch makes E4M3 with these scales, which experts multiply.
+    pub e4m3: Option<Scales>,
 }
 
 impl Arriving<'_> {
     /// A pair with each of these routings.
     pub const fn of<'a>(tokens: &'a [usize], routings: &'a [Routing]) -> Arriving<'a> {
         let instructions = Instructions::Warpgroups;
-        Arriving { tokens, routings, blocks: None, grid: None, late: None, pairs: 1, instructions }
+        Arriving { tokens, routings, blocks: None, grid: None, late: None, pairs: 1, instructions, e4m3: None }
     }
 }
 
@@ -275,25 +372,24 @@ pub fn arriving(
     shape: &Shape,
     case: &Arriving<'_>,
 ) -> Result<u32, EpError> {
-    let (me, Shape { topk, hidden, ranks, .. }, local) = (rank.rank() as usize, *shape, shape.local());
+    let (me, Shape { topk, hidden, ranks, .. }) = (rank.rank() as usize, *shape);
     let (tokens, max) = (case.tokens[me % case.tokens.len()], case.tokens.iter().max().copied().unwrap_or(0));
-    let group = Group::new(comm, &config.combine_at_source())?;
+    let (group, grouped) = prepared(comm, config, shape, (case.instructions, case.e4m3, case.blocks))?;
     let early = OverlappedMatmul::by(case.instructions, &group, case.blocks)?;
     let early = if let Some(grid) = case.grid { early.grid(grid)? } else { early };
-    let grouped = GroupedMatmul::by(case.instructions, &group, hidden as u32, case.blocks)?;
     let places = ranks * max * topk;
     let permuted = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, places as u32)?;
     let row_bytes = 2 * hidden;
     let memory = |bytes: usize| Ok::<_, EpError>(Memory::new(rank.device(), MemoryKind::Device, bytes as u64)?.whole());
     let (x, output) = (memory(max * row_bytes)?, memory(max * row_bytes)?);
     let (ids, scales) = (memory(4 * max * topk)?, memory(4 * max * topk)?);
-    let (weights, products, words) = (memory(local * hidden * row_bytes)?, memory(places * row_bytes)?, memory(16)?);
-    let all = (0..local * hidden).flat_map(|row| elements(shape, 1, me * local * hidden + row)).collect::<Vec<_>>();
-    weights.write(0, &all)?;
+    let (products, words) = (memory(places * row_bytes)?, memory(16)?);
+    let (weights, weight_scales) = weights(rank, shape, case.e4m3.is_some())?;
+    let early_weights = weight_scales.as_ref().map_or((&weights).into(), |scales| Weights::e4m3(&weights, scales));
     let (stream, mut slot, mut taken) = (rank.stream()?, group.slot(0)?, 0);
     for (number, &routing) in case.routings.iter().enumerate() {
         let mine = batch(&Shape { hidden: 1, ..*shape }, routing, number as u64, me, tokens);
-        let row = |token: usize| elements(shape, 2 + number as u64, me * max + token);
+        let row = |token: usize| sent_row(shape, case.e4m3, 2 + number as u64, me * max + token);
         x.write(0, &(0..tokens).flat_map(row).collect::<Vec<_>>())?;
         ids.write(0, &mine.experts)?;
         scales.write(0, &mine.weights)?;
@@ -312,12 +408,15 @@ pub fn arriving(
                 }
                 let sent = slot.dispatch(&stream, &input)?;
                 if is_early {
-                    sent.multiply(&stream, &early, &weights)?.combine(&stream, Rows::Returned, &sums)?;
+                    sent.multiply(&stream, &early, early_weights)?.combine(&stream, Rows::Returned, &sums)?;
                     continue;
                 }
                 let mut received = sent.receive(&stream)?;
                 received.permute(&stream, &permuted)?;
-                let factors = Experts::new(&permuted, permuted.rows().expect("rows"), &weights);
+                let mut factors = Experts::new(&permuted, permuted.rows().expect("rows"), &weights);
+                if let Some(scales) = &weight_scales {
+                    factors = factors.scales(None, scales);
+                }
                 received.multiply(&stream, &grouped, &factors, Products::At(&products))?;
                 received.combine(&stream, Rows::PermutedAt(&permuted, &products), &sums)?;
             }
@@ -330,7 +429,7 @@ pub fn arriving(
             taken += if is_early { early.overlapped_tiles(0)? } else { 0 };
         }
         assert!(outputs[0] == outputs[1], "{case:?}: {routing:?}: the output of rank {me} depends on the way");
-        check(shape, routing, me, &mine, row, &outputs[0]);
+        check_scaled(shape, (routing, case.e4m3), me, &mine, row, &outputs[0]);
     }
     drop(slot);
     group.destroy()?;
