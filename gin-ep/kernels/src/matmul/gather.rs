@@ -5,7 +5,7 @@ use super::tile::{Aside, COLUMNS, Factors, ROWS, multiply};
 use super::warpgroups::{self, Factor, Finder, Output, Outputs, Scaled, Work, rows_of};
 use super::{Board, EXCHANGE, MULTIPLY, Product, SENT_ROWS, SENT_ROWS_ALONE, usable};
 use crate::SCALED;
-use crate::dispatch::Arena;
+use crate::arena::Arena;
 use core::marker::PhantomData;
 use gin_device::prelude::*;
 use gin_device::sys::Global;

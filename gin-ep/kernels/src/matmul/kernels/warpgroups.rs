@@ -2,12 +2,12 @@
 //! The kernels by warpgroups.
 
 use crate::ReceivedRows;
+use crate::layout::PermutedRows;
 use crate::matmul::{
     Grouped, Overlapped, Product, all_gather_matmul_by_warpgroups, grouped_matmul_by_warpgroups,
     grouped_matmul_e4m3_by_warpgroups, matmul_e4m3_by_warpgroups, matmul_reduce_scatter_by_warpgroups,
     overlapped_matmul_by_warpgroups, overlapped_matmul_e4m3_by_warpgroups,
 };
-use crate::permute::PermutedRows;
 use gin_device::prelude::*;
 
 /// Runs [`all_gather_matmul_by_warpgroups`].
