@@ -112,12 +112,13 @@ fn shims_with_version() -> String {
     format!("{SHIMS}\n@{VERSION_SYMBOL} = addrspace(1) constant i32 {TESTED}\n")
 }
 
-/// Returns the text of a linked module in a form that LLVM can inline without a call and without a stack.
+/// Returns the text of a linked module in a form that LLVM can inline without a call.
 ///
 /// NCCL's functions take a group of threads as a structure with a table of functions. LLVM does not find the table
-/// behind accesses that might write to it. So each load of it gets the mark that its memory never changes: the
-/// functions get a copy of the structure, and nothing writes it afterwards. And NCCL's file forbids unrolling its
-/// loops, also the one over the words of a request, which would put the request on the stack.
+/// behind copies of the structure and accesses that might write to it. The shims, which alone call these functions,
+/// pass single threads. So each load of the table becomes the address of the table that `ncclCoopAnyInitThread` stores.
+/// And NCCL's file forbids unrolling its loops, also the one over the words of a request, which would put the request
+/// on the stack.
 ///
 /// # Errors
 /// The part of NCCL's file that is missing.
@@ -130,33 +131,40 @@ fn inlinable(text: &str) -> Result<String, &'static str> {
     let coop = text.lines().find_map(|line| node_of(line, "!{!\"_ZTS11ncclCoopAny\"")).ok_or(COOP)?;
     let field = format!("!{{{coop}, ");
     let of_table = |line: &str| node_of(line, &field).filter(|_| line.ends_with(&format!(", i64 {COOP_TABLE}}}")));
-    let table = format!("!tbaa {}", text.lines().find_map(of_table).ok_or(COOP)?);
-    let is_table = |line: &str| {
-        let rest = line.split_once(" = load ptr, ").and_then(|(_, load)| load.split_once(&table));
-        rest.is_some_and(|(_, rest)| rest.is_empty() || rest.starts_with(','))
+    let mark = format!("!tbaa {}", text.lines().find_map(of_table).ok_or(COOP)?);
+    let is_marked = |rest: &str| rest.is_empty() || rest.starts_with(',');
+    // The value that a load of the table gives.
+    let loaded = |line: &str| -> Option<String> {
+        let (value, load) = line.split_once(" = load ptr, ")?;
+        load.split_once(&mark).filter(|(_, rest)| is_marked(rest)).map(|_| value.to_owned())
     };
-    let empty = format!("!{}", u32::MAX);
+    let threads = threads_of(text).ok_or("ncclCoopAnyInitThread, which stores a table")?;
     let mut out = String::with_capacity(text.len() + text.len() / 64);
     let (mut loads, mut loops) = (0, 0);
     for line in text.lines() {
         if line.ends_with("!{!\"llvm.loop.unroll.disable\"}") {
             out.push_str(&line.replace("llvm.loop.unroll.disable", NO_PROPERTY));
             loops += 1;
+        } else if let Some(value) = loaded(line) {
+            out.push_str(&format!("{value} = getelementptr i8, ptr {threads}, i64 0"));
+            loads += 1;
         } else {
             out.push_str(line);
         }
-        if is_table(line) {
-            out.push_str(&format!(", !invariant.load {empty}"));
-            loads += 1;
-        }
         out.push('\n');
     }
-    out.push_str(&format!("{empty} = !{{}}\n"));
     match (loads, loops) {
         (0, _) => Err("load of a table of ncclCoopAny"),
         (_, 0) => Err("loop that is not to be unrolled"),
         _ => Ok(out),
     }
+}
+
+/// Returns the address of the table of functions of single threads, as LLVM writes it.
+fn threads_of(text: &str) -> Option<&str> {
+    let start = |line: &&str| line.starts_with("define ") && line.contains("@ncclCoopAnyInitThread(");
+    let body = text.lines().skip_while(|line| !start(line)).take_while(|line| *line != "}");
+    body.filter_map(|line| Some(line.split_once("store ptr ")?.1.split_once(", ptr %")?.0)).next()
 }
 
 /// A property of loops that LLVM does not know, and so ignores.
