@@ -15,6 +15,9 @@ use gin_build::{Arch, Assembly, KernelBuilder, Limits, Module, Rule, check};
 /// Largest allowed module of the shipped kernels, in bytes: somewhat more than those of `gin bench`.
 const MAX_BYTES: usize = 5 << 18;
 
+/// Bytes of stack that NCCL's functions may take: its get keeps a word of an atomic maximum there.
+const STACK_OF_NCCL: u32 = 8;
+
 fn main() -> ExitCode {
     match run() {
         Ok(faults) if faults.is_empty() => ExitCode::SUCCESS,
@@ -74,7 +77,8 @@ fn show(module: &Module, nccl: bool) -> Vec<String> {
                     "  {:32} {:3} registers {:4} stack {:4} spilled {:6} shared",
                     entry.name, entry.registers, entry.stack, entry.spill_stores, entry.shared
                 );
-                if entry.stack + entry.spill_stores + entry.spill_loads > 0 {
+                let stack = if nccl { STACK_OF_NCCL } else { 0 };
+                if entry.stack > stack || entry.spill_stores + entry.spill_loads > 0 {
                     faults.push(format!("{arch}: {} has a stack or spills", entry.name));
                 }
             }

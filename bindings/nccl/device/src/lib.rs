@@ -38,7 +38,8 @@
 //! | wait for room in a queue | ends by the host's abort only: NCCL has no deadline there |
 //! | `flush` | takes no deadline: it ends when the operations are complete, or by the host's abort; so its call does not compile for both |
 //! | strong and weak signals | NCCL 2.30's functions take no strength; its RC networks, and gin's plugin, raise signals in the order of a context and peer |
-//! | signals at addresses, `get`, `quiet`, tokens, inboxes, `gin_println!` | none: not among the C functions of NCCL 2.30 |
+//! | `get` | has no counter: a `flush` or a barrier with a get fence makes its data visible |
+//! | signals at addresses, `quiet`, tokens, inboxes, `gin_println!` | none: not among the functions of NCCL 2.30's bitcode |
 //! | barriers | `BarrierTeam::World` |
 //! | faults of the network | NCCL's host library has them: `ncclCommGetAsyncError` |
 #![no_std]
@@ -58,7 +59,7 @@ pub mod nccl {
     pub use crate::barrier::BarrierSession;
     pub use crate::comm::Comm;
     pub use crate::gin::Gin;
-    pub use crate::post::{Arrives, Move, OneValue, Post, Raise, Request};
+    pub use crate::post::{Arrives, Fetch, Move, OneValue, Post, Raise, Request};
     pub use crate::shims::Backend;
     pub use crate::window::{Window, WindowRange};
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Operations that post a request: put, put_value, signal.
+//! Operations that post a request: put, get, put_value, signal.
 
 use crate::gin::{Gin, lead};
 use crate::shims::{self, AGGREGATE, Backend};
@@ -8,7 +8,9 @@ use bytemuck::Pod;
 use core::ffi::c_void;
 use gin_device::coop::Coop;
 use gin_device::gin::{Scope, Value};
+use gin_device::internal::order::release;
 use gin_device::signal::{CounterId, SignalAction};
+use gin_device::sys::Global;
 use gin_device::team::Rank;
 use gin_device::{Fault, FaultKind, FaultSubject, Operation};
 
@@ -31,6 +33,13 @@ pub struct Post<'a, B: Backend, R> {
 pub struct Move<T> {
     to: WindowRange<T>,
     from: WindowRange<T>,
+}
+
+/// The bytes of a get.
+#[derive(Clone, Copy, Debug)]
+pub struct Fetch<T> {
+    there: WindowRange<T>,
+    here: WindowRange<T>,
 }
 
 /// The value of a put.
@@ -70,6 +79,20 @@ impl<'a, B: Backend> Gin<'a, B> {
         source: WindowRange<T>,
     ) -> Post<'a, B, Move<T>> {
         self.request(peer, Move { to: destination, from: source }, None)
+    }
+
+    /// Reads `source` on `peer` into `destination`, a range of the caller's own part of a window.
+    ///
+    /// The two ranges have the same length in bytes and do not overlap. Nothing is posted before
+    /// [`issue`](Post::issue). The data is visible after a [`flush`](Gin::flush), or a barrier with a get fence.
+    #[inline(always)]
+    pub fn get<T: Pod>(
+        &'a self,
+        peer: Rank,
+        destination: WindowRange<T>,
+        source: WindowRange<T>,
+    ) -> Post<'a, B, Fetch<T>> {
+        self.request(peer, Fetch { there: source, here: destination }, None)
     }
 
     /// Writes a value of 1, 2, 4 or 8 bytes to `destination`, one element, on `peer`.
@@ -194,6 +217,17 @@ impl<B: Backend, R: Request> Post<'_, B, R> {
         }
         Err(self.fault(FaultKind::OutOfRange).with_values(FaultSubject::None, range.limit(), range.end()))
     }
+
+    /// Checks the ranges of destination and source.
+    #[inline(always)]
+    fn check_ranges<T: Pod>(&self, to: &WindowRange<T>, from: &WindowRange<T>) -> Result<(), Fault> {
+        self.check_range(to)?;
+        self.check_range(from)?;
+        if to.bytes == from.bytes {
+            return Ok(());
+        }
+        Err(self.fault(FaultKind::LengthMismatch).with_values(FaultSubject::None, to.bytes, from.bytes))
+    }
 }
 
 impl<T: Pod> Request for Move<T> {
@@ -202,12 +236,7 @@ impl<T: Pod> Request for Move<T> {
     #[inline(always)]
     fn post<B: Backend>(post: &Post<'_, B, Self>, signal: Option<(u32, u64)>) -> Result<(), Fault> {
         let Move { to, from } = &post.request;
-        post.check_range(to)?;
-        post.check_range(from)?;
-        if to.bytes != from.bytes {
-            let fault = post.fault(FaultKind::LengthMismatch);
-            return Err(fault.with_values(FaultSubject::None, to.bytes, from.bytes));
-        }
+        post.check_ranges(to, from)?;
         let (id, amount) = signal.unwrap_or((0, 0));
         // Safety: the host made communicator and windows; arguments were checked, and the back end is compiled in.
         unsafe {
@@ -229,6 +258,35 @@ impl<T: Pod> Request for Move<T> {
                 post.counter.map_or(0, CounterId::id),
                 shims::scope(post.given),
                 shims::scope(post.required),
+                post.options,
+            );
+        }
+        Ok(())
+    }
+}
+
+impl<T: Pod> Request for Fetch<T> {
+    const OPERATION: Operation = Operation::Get;
+
+    #[inline(always)]
+    fn post<B: Backend>(post: &Post<'_, B, Self>, _: Option<(u32, u64)>) -> Result<(), Fault> {
+        let Fetch { there, here } = &post.request;
+        post.check_ranges(here, there)?;
+        // NCCL's get releases nothing. Without it, an earlier write to the destination could end after the get's.
+        release::<Global>(post.given, post.required);
+        // Safety: as above.
+        unsafe {
+            shims::gin_nccl_get(
+                post.comm(),
+                post.gin.context().id(),
+                B::MASK,
+                post.gin.sharing(),
+                post.peer.world(),
+                there.window.nccl(),
+                there.offset,
+                here.window.nccl(),
+                here.offset,
+                here.bytes,
                 post.options,
             );
         }

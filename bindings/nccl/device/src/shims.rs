@@ -81,6 +81,19 @@ unsafe extern "C" {
         required: u32,
         options: u32,
     );
+    pub(crate) fn gin_nccl_get(
+        comm: *const c_void,
+        context: u32,
+        mask: u32,
+        sharing: u32,
+        peer: u32,
+        there: *const c_void,
+        there_offset: u64,
+        here: *const c_void,
+        here_offset: u64,
+        bytes: u64,
+        options: u32,
+    );
     pub(crate) fn gin_nccl_put_value(
         comm: *const c_void,
         context: u32,

@@ -28,6 +28,7 @@ const PROXY: u32 = 4;
 /// A request in flight.
 enum Request {
     Put { to: u64, from: u64, bytes: u64 },
+    Get { to: u64, from: u64, bytes: u64 },
     Value { to: u64, value: u64, bytes: u64 },
     Raise { signal: usize, amount: u64 },
 }
@@ -37,6 +38,8 @@ struct RankState {
     signals: [AtomicU64; SIGNALS],
     shadows: [AtomicU64; SIGNALS],
     counter: AtomicU64,
+    /// Gets in flight.
+    gets: AtomicU64,
     ways: Vec<Mutex<Sender<Vec<Request>>>>,
     /// The arguments of the last call.
     last: Mutex<Vec<u64>>,
@@ -61,6 +64,7 @@ impl Job {
                     signals: Default::default(),
                     shadows: Default::default(),
                     counter: AtomicU64::new(0),
+                    gets: AtomicU64::new(0),
                     ways: ways.into_iter().map(Mutex::new).collect(),
                     last: Mutex::default(),
                     status: Default::default(),
@@ -128,6 +132,11 @@ impl Request {
                 std::ptr::copy_nonoverlapping(from as usize as *const u8, to as usize as *mut u8, bytes as usize);
                 sender.counter.fetch_add(1, Ordering::Release);
             },
+            // Safety: as above.
+            Self::Get { to, from, bytes } => unsafe {
+                std::ptr::copy_nonoverlapping(from as usize as *const u8, to as usize as *mut u8, bytes as usize);
+                sender.gets.fetch_sub(1, Ordering::Release);
+            },
             // Safety: as above; words are stored whole.
             Self::Value { to, value, bytes } => unsafe {
                 assert_eq!(bytes, 8);
@@ -192,6 +201,30 @@ unsafe extern "C" fn gin_nccl_put(
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn gin_nccl_get(
+    comm: *const c_void,
+    context: u32,
+    mask: u32,
+    sharing: u32,
+    peer: u32,
+    there: *const c_void,
+    there_offset: u64,
+    here: *const c_void,
+    here_offset: u64,
+    bytes: u64,
+    options: u32,
+) {
+    // Safety: a communicator of a job.
+    let state = unsafe { state(comm) };
+    let numbers = [context, mask, sharing, peer, options].map(u64::from);
+    *state.last.lock().unwrap() = [&numbers[..], &[there_offset, here_offset, bytes]].concat();
+    let me = state.ways.len() as u32; // The table's last entry is the own part.
+    let get = Request::Get { to: place(here, me, here_offset), from: place(there, peer, there_offset), bytes };
+    state.gets.fetch_add(1, Ordering::Relaxed);
+    post(state, peer, vec![get], None);
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn gin_nccl_put_value(
     comm: *const c_void,
     _context: u32,
@@ -232,7 +265,12 @@ unsafe extern "C" fn gin_nccl_signal(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn gin_nccl_flush(_comm: *const c_void, _context: u32, _mask: u32, _order: u32) {}
+unsafe extern "C" fn gin_nccl_flush(comm: *const c_void, _context: u32, _mask: u32, _order: u32) {
+    // Safety: a communicator of a job.
+    while unsafe { state(comm) }.gets.load(Ordering::Acquire) != 0 {
+        thread::yield_now();
+    }
+}
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn gin_nccl_read_signal(comm: *const c_void, _: u32, _: u32, signal: u32, bits: u32, _: u32) -> u64 {
@@ -386,6 +424,32 @@ fn a_put_arrives_before_its_signal_and_counts_when_it_has_left() {
 }
 
 #[test]
+fn a_get_is_visible_after_a_flush_and_after_a_barrier_with_a_get_fence() {
+    let (job, words, copies) = (Job::new(4), Words::new(8), Words::new(8));
+    on_ranks(|rank| {
+        let (comm, from, to) = (job.comm(rank), words.window(rank), copies.window(rank));
+        let gin = Gin::new(&comm, ContextId::new(0));
+        let mut barrier = BarrierSession::new(&gin, BarrierTeam::World, 0)?;
+        let (peer, seen) = (comm.world().right(), |index: usize| copies.parts[rank][index].load(Ordering::Relaxed));
+        let expected = |round: u64| 100 * round + u64::from(peer.world());
+        for round in 1..=30 {
+            words.parts[rank][2].store(100 * round + rank as u64, Ordering::Relaxed);
+            barrier.sync(&Thread, Fence::None, LATE)?;
+            gin.get(peer, to.range(3, 1), from.range(2, 1)).issue(&Thread)?;
+            gin.flush(&Thread)?;
+            assert_eq!(seen(3), expected(round));
+            gin.get(peer, to.range(4, 1), from.range(2, 1)).more().issue(&Thread)?;
+            barrier.sync(&Thread, Fence::Get, LATE)?;
+            assert_eq!(seen(4), expected(round));
+            barrier.sync(&Thread, Fence::None, LATE)?;
+        }
+        Ok(())
+    });
+    // Context, mask of proxy and GDAKI, sharing, peer, `AggregateRequests`; offsets there and here, bytes.
+    assert_eq!(*job.ranks[1].last.lock().unwrap(), [0, 12, 0, 2, 2, 16, 32, 8]);
+}
+
+#[test]
 fn waits_end_by_deadline_and_by_abort_and_count_on_a_circle() {
     let job = Job::new(2);
     let comm = job.comm(0);
@@ -417,6 +481,9 @@ fn wrong_arguments_are_faults_and_nothing_is_posted() {
     assert_eq!(kind(gin.put(peer, window.range(1, 8), whole).issue(&Thread)), FaultKind::OutOfRange);
     assert_eq!(kind(gin.put(peer, whole, window.range(usize::MAX, 2)).issue(&Thread)), FaultKind::OutOfRange);
     assert_eq!(kind(gin.put(peer, whole, window.range(0, 4)).issue(&Thread)), FaultKind::LengthMismatch);
+    assert_eq!(kind(gin.get(peer, window.range(1, 8), whole).issue(&Thread)), FaultKind::OutOfRange);
+    assert_eq!(kind(gin.get(peer, whole, window.range(8, 1)).issue(&Thread)), FaultKind::OutOfRange);
+    assert_eq!(kind(gin.get(peer, window.range(0, 4), whole).issue(&Thread)), FaultKind::LengthMismatch);
     assert_eq!(kind(gin.put_value(peer, window.at(8), 1).issue(&Thread)), FaultKind::OutOfRange);
     assert_eq!(kind(gin.put_value(peer, whole, 1).issue(&Thread)), FaultKind::LengthMismatch);
     let (bad_signal, bad_counter) = (SignalId::new(BARRIERS), CounterId::new(1));

@@ -42,6 +42,18 @@ pub unsafe fn probe_wait_signal(comm: Comm, least: u64, deadline: Deadline) {
 /// # Safety
 /// - As above.
 #[kernel]
+pub unsafe fn probe_get(comm: Comm, to: Window<u64>, from: Window<u64>, peer: u32, len: usize) {
+    let gin = Gin::<Proxy>::with_backend(&comm, ContextId::new(0));
+    // Safety: the caller's promise.
+    let peer = unsafe { Rank::new_unchecked(peer) };
+    if let Err(fault) = gin.get(peer, to.range(0, len), from.range(0, len)).issue(&Thread) {
+        comm.report(fault);
+    }
+}
+
+/// # Safety
+/// - As above.
+#[kernel]
 pub unsafe fn probe_all(comm: Comm, words: Window<u64>, peer: u32, deadline: Deadline) {
     let gin = Gin::new(&comm, ContextId::new(0));
     // Safety: the caller's promise.

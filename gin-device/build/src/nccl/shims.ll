@@ -24,6 +24,9 @@ declare %struct.ncclGinBarrierHandle @ncclDevComm_WorldGinBarrier(ptr)
 declare void @ncclGinPut_v2(ptr, ptr byval(%struct.ncclTeam), i32, ptr, i64, ptr, i64, i64, i1 zeroext, i32, i32, i64, i1 zeroext, i32, ptr byval(%struct.ncclCoopAny), i1 zeroext, ptr, i32, i32, i32) #1
 declare void @ncclGinPutValue_v2(ptr, ptr byval(%struct.ncclTeam), i32, ptr, i64, i64, i64, i1 zeroext, i32, i32, i64, ptr byval(%struct.ncclCoopAny), i1 zeroext, ptr, i32, i32, i32) #1
 declare void @ncclGinSignal_v2(ptr, ptr byval(%struct.ncclTeam), i32, i1 zeroext, i32, i32, i64, ptr byval(%struct.ncclCoopAny), i1 zeroext, ptr, i32, i32, i32) #1
+; NCCL 2.30.7 exports it by its C++ name: (ncclGin_C*, ncclTeam, int peer, window and offset there, window and offset
+; here, size_t bytes, ncclCoopAny, bool, ncclGinDescriptorSmem*, unsigned options).
+declare void @_Z10ncclGinGetP9ncclGin_C8ncclTeamiP17ncclWindow_vidmemmS3_mm11ncclCoopAnybP21ncclGinDescriptorSmemj(ptr, ptr byval(%struct.ncclTeam), i32, ptr, i64, ptr, i64, i64, ptr byval(%struct.ncclCoopAny), i1 zeroext, ptr, i32) #1
 declare void @ncclGinFlush(ptr, ptr byval(%struct.ncclCoopAny), i32) #1
 declare i64 @ncclGinReadSignal(ptr, i32, i32, i32) #1
 declare i64 @ncclGinReadCounter(ptr, i32, i32, i32) #1
@@ -41,6 +44,19 @@ define void @gin_nccl_put(ptr %comm, i32 %context, i32 %mask, i32 %sharing, i32 
   %world = call %struct.ncclTeam @ncclTeamWorld(ptr %comm)
   store %struct.ncclTeam %world, ptr %team, align 4
   call void @ncclGinPut_v2(ptr %gin, ptr byval(%struct.ncclTeam) %team, i32 %peer, ptr %to, i64 %to_offset, ptr %from, i64 %from_offset, i64 %bytes, i1 zeroext %has_signal, i32 %signal, i32 1, i64 %amount, i1 zeroext %has_counter, i32 %counter, ptr byval(%struct.ncclCoopAny) %coop, i1 zeroext false, ptr null, i32 %given, i32 %required, i32 %options) #1
+  ret void
+}
+
+define void @gin_nccl_get(ptr %comm, i32 %context, i32 %mask, i32 %sharing, i32 %peer, ptr %there, i64 %there_offset, ptr %here, i64 %here_offset, i64 %bytes, i32 %options) #0 {
+  %gin = alloca %struct.ncclGin_C, align 8
+  %coop = alloca %struct.ncclCoopAny, align 8
+  %team = alloca %struct.ncclTeam, align 4
+  %mode = trunc i32 %sharing to i8
+  call void @ncclGin_C_initWithResourceSharingMode(ptr %gin, i32 %mask, ptr %comm, i32 %context, i8 zeroext %mode)
+  call void @ncclCoopAnyInitThread(ptr %coop)
+  %world = call %struct.ncclTeam @ncclTeamWorld(ptr %comm)
+  store %struct.ncclTeam %world, ptr %team, align 4
+  call void @_Z10ncclGinGetP9ncclGin_C8ncclTeamiP17ncclWindow_vidmemmS3_mm11ncclCoopAnybP21ncclGinDescriptorSmemj(ptr %gin, ptr byval(%struct.ncclTeam) %team, i32 %peer, ptr %there, i64 %there_offset, ptr %here, i64 %here_offset, i64 %bytes, ptr byval(%struct.ncclCoopAny) %coop, i1 zeroext false, ptr null, i32 %options) #1
   ret void
 }
 
