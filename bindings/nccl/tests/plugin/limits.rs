@@ -187,7 +187,7 @@ fn ranks_of_other_processes_plugins_and_gpus_without_peer_access_are_refused_wit
     Engine::start(19);
     let first = own_gpus(2);
     let refuse = |change: &dyn Fn(&mut [u8; HANDLE_BYTES]), reason: &str| {
-        let mut listening = listen(first, 2);
+        let mut listening = listen(first..first + 2);
         change(&mut listening[1].handle);
         let (code, coll) = connect(&listening.iter().map(|one| one.handle).collect::<Vec<_>>(), 0, &listening[0]);
         assert!(code != 0 && coll.is_null());

@@ -88,7 +88,12 @@ fn initialisations_and_ends_in_any_number_leave_communicators_alone() {
 #[test]
 fn a_signal_comes_after_the_bytes_of_its_put_and_of_all_earlier_puts() {
     Engine::start(2);
-    let comm = Comm::new(2);
+    for share in [1, 2] {
+        puts_come_before_their_signal(Comm::shared(2, share));
+    }
+}
+
+fn puts_come_before_their_signal(comm: Comm) {
     let (window, table) = comm.register_with_table(1 << 20);
     for round in 1..=200u64 {
         // The last of a few puts has the signal, and the sizes take both lanes.
@@ -110,12 +115,17 @@ fn a_signal_comes_after_the_bytes_of_its_put_and_of_all_earlier_puts() {
 /// The steps of all lanes in any order, with a look at the receiver's memory after each.
 #[test]
 fn a_signal_covers_all_earlier_puts_after_every_step_of_any_lane() {
-    const OPERATIONS: u64 = 12;
     let engine = Engine::start(3);
-    let comm = Comm::new(2);
+    for share in [1, 2] {
+        signals_cover_puts_after_every_step(&engine, Comm::shared(2, share));
+    }
+}
+
+fn signals_cover_puts_after_every_step(engine: &Engine, comm: Comm) {
+    const OPERATIONS: u64 = 12;
     let mut words = vec![vec![0u64; 16]; 2];
     let host = comm.register_host(&mut words);
-    for seed in 0..300 {
+    for seed in 0..200 {
         let mut random = oorandom::Rand64::new(seed);
         let (window, table) = comm.register_with_table(OPERATIONS << 19);
         engine.hold(true);
@@ -191,9 +201,10 @@ fn a_signal_that_follows_nothing_does_not_overtake_the_signal_of_another_sender(
 #[test]
 fn words_that_several_ranks_raise_end_at_the_sum_and_never_fall() {
     const ROUNDS: u64 = 300;
-    for seed in 0..4 {
+    // The last two have several ranks on a GPU.
+    for (seed, share) in [(0, 1), (1, 1), (2, 1), (3, 3), (4, 2)] {
         Engine::start(seed);
-        let all = Comm::new(3);
+        let all = Comm::shared(3, share);
         let windows = (all.register(64 << 10, 0), all.register(256, FLAG_NEVER_RESET));
         let (comm, (window, table)) = (&all, (&windows.0, &windows.1));
         std::thread::scope(|scope| {

@@ -47,6 +47,8 @@ pub(crate) fn init() -> c_int {
 /// The ranks of a communicator in this process. Methods take their index here; a peer is a rank.
 pub(crate) struct Comm {
     pub(crate) first_gpu: usize,
+    /// The number of ranks of a GPU.
+    share: usize,
     pub(crate) colls: Vec<Pointer>,
     pub(crate) contexts: Vec<Pointer>,
 }
@@ -88,10 +90,10 @@ impl Drop for Listening {
     }
 }
 
-/// Listens on each GPU.
-pub(crate) fn listen(first: usize, count: usize) -> Vec<Listening> {
-    let one = |rank| {
-        choose(Some(first + rank));
+/// Listens once on each of the GPUs.
+pub(crate) fn listen(gpus: impl Iterator<Item = usize>) -> Vec<Listening> {
+    let one = |gpu| {
+        choose(Some(gpu));
         let (mut handle, mut object) = ([0u8; HANDLE_BYTES], null_mut());
         // Safety: the table's functions, with valid pointers. NCCL passes any context.
         let code =
@@ -99,7 +101,7 @@ pub(crate) fn listen(first: usize, count: usize) -> Vec<Listening> {
         assert_eq!(code, 0);
         Listening { handle, object }
     };
-    (0..count).map(one).collect()
+    gpus.map(one).collect()
 }
 
 /// Connects a rank. Returns the code and the communicator.
@@ -113,9 +115,14 @@ pub(crate) fn connect(handles: &[[u8; HANDLE_BYTES]], rank: usize, listening: &L
 }
 
 impl Comm {
-    /// Makes a communicator whose ranks are all in this process.
+    /// Makes a communicator whose ranks are all in this process, each with a GPU.
     pub(crate) fn new(ranks: usize) -> Self {
-        Self::gathered(0, ranks, |own| own)
+        Self::shared(ranks, 1)
+    }
+
+    /// Makes a communicator whose ranks are all in this process, `share` of them on each GPU.
+    pub(crate) fn shared(ranks: usize, share: usize) -> Self {
+        Self::with(0, ranks, share, |own| own)
     }
 
     /// Makes a communicator. This process has `ranks` ranks from `first` on; `gather` returns the handles of all.
@@ -124,15 +131,25 @@ impl Comm {
         ranks: usize,
         gather: impl FnOnce(Vec<[u8; HANDLE_BYTES]>) -> Vec<[u8; HANDLE_BYTES]>,
     ) -> Self {
+        Self::with(first, ranks, 1, gather)
+    }
+
+    fn with(
+        first: usize,
+        ranks: usize,
+        share: usize,
+        gather: impl FnOnce(Vec<[u8; HANDLE_BYTES]>) -> Vec<[u8; HANDLE_BYTES]>,
+    ) -> Self {
         assert_eq!(init(), 0);
-        let first_gpu = own_gpus(ranks);
-        let listening = listen(first_gpu, ranks);
+        let first_gpu = own_gpus(ranks.div_ceil(share));
+        let gpu = |rank: usize| first_gpu + rank / share;
+        let listening = listen((0..ranks).map(gpu));
         let handles = gather(listening.iter().map(|one| one.handle).collect());
         let (mut colls, mut contexts) = (Vec::new(), Vec::new());
         for (rank, listening) in listening.iter().enumerate() {
-            choose(Some(first_gpu + rank));
+            choose(Some(gpu(rank)));
             let (code, coll) = connect(&handles, first + rank, listening);
-            assert_eq!((code, current()), (0, Some(first_gpu + rank)));
+            assert_eq!((code, current()), (0, Some(gpu(rank))));
             let (config, mut context) = (Config { contexts: 2, traffic_class: -1, rank_stride: 1 }, null_mut());
             // Safety: as above.
             let code = unsafe { (ncclRmaPlugin_v14.control.create_context)(coll, &raw const config, &raw mut context) };
@@ -140,7 +157,12 @@ impl Comm {
             colls.push(coll);
             contexts.push(context);
         }
-        Self { first_gpu, colls, contexts }
+        Self { first_gpu, share, colls, contexts }
+    }
+
+    /// Returns the GPU of a rank of this process.
+    fn gpu(&self, rank: usize) -> usize {
+        self.first_gpu + rank / self.share
     }
 
     pub(crate) fn ranks(&self) -> usize {
@@ -155,12 +177,12 @@ impl Comm {
         kind: c_int,
         flags: u64,
     ) -> (c_int, Pointer) {
-        choose(Some(self.first_gpu + rank));
+        choose(Some(self.gpu(rank)));
         let (data, mut handle) = (std::ptr::with_exposed_provenance_mut(address as usize), null_mut());
         let register = ncclRmaPlugin_v14.control.reg_mr_sym;
         // Safety: as above; callers keep the memory.
         let code = unsafe { register(self.colls[rank], data, bytes as usize, kind, flags, &raw mut handle) };
-        assert_eq!(current(), Some(self.first_gpu + rank));
+        assert_eq!(current(), Some(self.gpu(rank)));
         (code, handle)
     }
 
@@ -176,7 +198,7 @@ impl Comm {
     pub(crate) fn register_each(&self, bytes: &[u64], flags: u64) -> Registered {
         // NCCL allocates tables of signals so that no other process can map them.
         let shared = flags & FLAG_NEVER_RESET == 0;
-        let allocate = |(rank, &bytes): (usize, &u64)| gpus().allocate(self.first_gpu + rank, bytes, shared);
+        let allocate = |(rank, &bytes): (usize, &u64)| gpus().allocate(self.gpu(rank), bytes, shared);
         let memory: Vec<_> = bytes.iter().enumerate().map(allocate).collect();
         let register = |(rank, memory): (usize, &Arc<Memory>)| {
             self.register_at(rank, memory.address(), memory.bytes(), PTR_CUDA, flags)
