@@ -26,6 +26,7 @@
 mod combine;
 mod config;
 mod config_exchange;
+mod dispatch;
 mod error;
 mod group;
 mod grouped;
@@ -51,8 +52,8 @@ pub use metadata::MetadataMemory;
 #[doc(hidden)]
 pub use multiplier::Instructions;
 pub use overlapped::{OverlappedMatmul, Weights};
-pub use received::{DispatchId, Received, ReceivedRow, Sent};
-pub use slot::{Fused, Slot};
+pub use received::{Received, ReceivedRow, Sent};
+pub use slot::{DispatchId, Fused, Slot};
 pub use tokens::{Ids, Number, Plan, Tokens};
 
 #[cfg(feature = "cuda")]

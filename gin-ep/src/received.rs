@@ -2,65 +2,13 @@
 //! Dispatches in flight: sent, received.
 
 use crate::grouped::{Experts, GroupedMatmul, Products};
-use crate::slot::Slot;
+use crate::slot::{Detached, DispatchId, Slot};
 use crate::{Combine, EpError, OverlappedMatmul, Permuted, Rows, View, Weights};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::RECEIVE;
 use gin_gpu::{KernelArg, LaunchConfig, MemorySlice, Plain, Stream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// The number of detached dispatches of the process.
-static DISPATCHES: AtomicU64 = AtomicU64::new(0);
-
-/// The id of a dispatch that was detached from the borrow of its slot: [`Sent::detach`], [`Received::detach`].
-///
-/// [`Slot::sent`] and [`Slot::received`] return the dispatch for a call. When that value is dropped, the dispatch goes
-/// on. It ends by `combine` or `release`, also if they fail, or by a failed `receive`. Until then the slot refuses
-/// other dispatches; from then on it refuses the id. No two detached dispatches of a process have the same id.
-///
-/// ```
-/// use gin_ep::{EpError, Group, GroupConfig, Ids, Tokens};
-/// use gin_gpu::{Memory, MemoryKind};
-/// use gin_host::comm::Requirements;
-/// use gin_host::world::{WorldConfig, launch};
-///
-/// launch(WorldConfig::seeded(1, 7), |rank| -> Result<(), EpError> {
-///     let comm = rank.communicator(&Requirements::default())?;
-///     let group = Group::new(&comm, &GroupConfig::new(1, 8, 1).tokens(4).sms(1).threads(32))?;
-///     let (rows, stream, mut slot) =
-///         (Memory::new(rank.device(), MemoryKind::Device, 16)?.whole(), rank.stream()?, group.slot(0)?);
-///     let tokens = Tokens::new(&rows, Ids::I32(&rows), 1);
-///     let id = slot.exchange(&stream, &tokens)?.detach();
-///     assert_eq!(slot.exchange(&stream, &tokens).err(), Some(EpError::NotEnded { slot: 0 }));
-///     slot.received(id)?.release();
-///     assert_eq!(slot.received(id).err(), Some(EpError::Ended { slot: 0 }));
-///     slot.exchange(&stream, &tokens)?.release();
-///     drop(slot);
-///     group.destroy()?;
-///     Ok(comm.destroy()?)
-/// })
-/// .unwrap();
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-#[must_use = "the slot takes no other dispatch before this one is combined or released"]
-pub struct DispatchId(u64);
-
-/// A dispatch that was detached.
-#[derive(Debug)]
-pub(crate) struct Detached {
-    pub(crate) id: DispatchId,
-    pub(crate) tokens: kernels::TokenParams,
-    pub(crate) is_received: bool,
-}
-
-/// Detaches a dispatch, or leaves one detached that was before.
-fn detach(slot: &mut Slot, tokens: kernels::TokenParams, is_received: bool) -> DispatchId {
-    let new = || DispatchId(DISPATCHES.fetch_add(1, Ordering::Relaxed));
-    let id = slot.detached.as_ref().map_or_else(new, |detached| detached.id);
-    slot.detached = Some(Detached { id, tokens, is_received });
-    id
-}
+use std::sync::atomic::Ordering;
 
 /// A dispatch that was sent. Until it is received, the slot takes no other. Dropping it warns:
 ///
@@ -98,7 +46,7 @@ impl<'l> Sent<'l> {
 
     /// Ends the borrow of the slot, not the dispatch. [`Slot::sent`] returns the dispatch.
     pub fn detach(self) -> DispatchId {
-        detach(self.slot, self.tokens, false)
+        self.slot.detach(self.tokens, false)
     }
 
     /// Waits, in the order of the stream, for the rows of all ranks, and multiplies the rows of each expert by its
@@ -195,7 +143,7 @@ impl Received<'_> {
 
     /// Ends the borrow of the slot, not the dispatch. [`Slot::received`] returns the dispatch.
     pub fn detach(self) -> DispatchId {
-        detach(self.slot, self.tokens, true)
+        self.slot.detach(self.tokens, true)
     }
 
     /// Returns the arena, and where in it the rows are, for programs that cannot pass the view to their kernels. All

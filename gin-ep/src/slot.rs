@@ -1,15 +1,60 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Slots: they begin dispatches.
+//! Slots, and the launches of their kernels.
 
 use crate::group::{GroupState, SlotState, check_usable};
-use crate::received::{Detached, DispatchId, Received, Sent};
 use crate::{Combine, EpError, Layout, Permuted, Plan, Rows, Tokens, View};
+#[cfg(doc)]
+use crate::{Received, Sent};
 use gin_ep_kernels as kernels;
 use gin_ep_kernels::{RECEIVE, SEND};
 use gin_gpu::{Function, KernelArg, LaunchConfig, Memory, MemoryKind, MemorySlice, Plain, Stream};
 use gin_host::comm::{DeviceComm, Window};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The number of detached dispatches of the process.
+static DISPATCHES: AtomicU64 = AtomicU64::new(0);
+
+/// The id of a dispatch that was detached from the borrow of its slot: [`Sent::detach`], [`Received::detach`].
+///
+/// [`Slot::sent`] and [`Slot::received`] return the dispatch for a call. When that value is dropped, the dispatch goes
+/// on. It ends by `combine` or `release`, also if they fail, or by a failed `receive`. Until then the slot refuses
+/// other dispatches; from then on it refuses the id. No two detached dispatches of a process have the same id.
+///
+/// ```
+/// use gin_ep::{EpError, Group, GroupConfig, Ids, Tokens};
+/// use gin_gpu::{Memory, MemoryKind};
+/// use gin_host::comm::Requirements;
+/// use gin_host::world::{WorldConfig, launch};
+///
+/// launch(WorldConfig::seeded(1, 7), |rank| -> Result<(), EpError> {
+///     let comm = rank.communicator(&Requirements::default())?;
+///     let group = Group::new(&comm, &GroupConfig::new(1, 8, 1).tokens(4).sms(1).threads(32))?;
+///     let (rows, stream, mut slot) =
+///         (Memory::new(rank.device(), MemoryKind::Device, 16)?.whole(), rank.stream()?, group.slot(0)?);
+///     let tokens = Tokens::new(&rows, Ids::I32(&rows), 1);
+///     let id = slot.exchange(&stream, &tokens)?.detach();
+///     assert_eq!(slot.exchange(&stream, &tokens).err(), Some(EpError::NotEnded { slot: 0 }));
+///     slot.received(id)?.release();
+///     assert_eq!(slot.received(id).err(), Some(EpError::Ended { slot: 0 }));
+///     slot.exchange(&stream, &tokens)?.release();
+///     drop(slot);
+///     group.destroy()?;
+///     Ok(comm.destroy()?)
+/// })
+/// .unwrap();
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[must_use = "the slot takes no other dispatch before this one is combined or released"]
+pub struct DispatchId(u64);
+
+/// A dispatch that was detached.
+#[derive(Debug)]
+pub(crate) struct Detached {
+    pub(crate) id: DispatchId,
+    pub(crate) tokens: kernels::TokenParams,
+    pub(crate) is_received: bool,
+}
 
 /// One dispatch at a time. [`Sent`] and [`Received`] borrow the slot, so a second dispatch before the first has ended
 /// does not compile:
@@ -80,95 +125,12 @@ impl Slot {
         }
     }
 
-    /// Returns a detached dispatch that was not received.
-    ///
-    /// # Errors
-    /// [`EpError::Ended`] if it was received, or is not one of this slot.
-    pub fn sent(&mut self, id: DispatchId) -> Result<Sent<'_>, EpError> {
-        match self.detached {
-            Some(Detached { id: own, is_received: false, tokens }) if own == id => Ok(Sent { slot: self, tokens }),
-            _ => Err(EpError::Ended { slot: self.number }),
-        }
-    }
-
-    /// Returns a detached dispatch that was received.
-    ///
-    /// # Errors
-    /// [`EpError::NotReceived`]; [`EpError::Ended`] if it was combined or released, or is not one of this slot.
-    pub fn received(&mut self, id: DispatchId) -> Result<Received<'_>, EpError> {
-        match self.detached {
-            Some(Detached { id: own, is_received, tokens }) if own == id => match is_received {
-                true => Ok(Received { slot: self, tokens }),
-                false => Err(EpError::NotReceived { slot: self.number }),
-            },
-            _ => Err(EpError::Ended { slot: self.number }),
-        }
-    }
-
-    /// Sends the rows. They are read in the order of the stream; the call returns at once.
-    ///
-    /// # Errors
-    /// [`EpError::Short`] or [`EpError::Misaligned`] for memory, [`EpError::Limit`] for more tokens than the group has
-    /// room for, [`EpError::NotReceived`], [`EpError::NotEnded`], [`EpError::Unread`], an error of communicator or
-    /// device.
-    pub fn dispatch(&mut self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<Sent<'_>, EpError> {
-        let tokens = self.start(stream, tokens, SEND)?;
-        self.state().is_unheard.store(true, Ordering::Relaxed);
-        Ok(Sent { slot: self, tokens })
-    }
-
-    /// Sends the rows and waits for the rows of all ranks, in one kernel. It takes less time than two.
-    ///
-    /// # Errors
-    /// As [`dispatch`](Self::dispatch).
-    pub fn exchange(&mut self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<Received<'_>, EpError> {
-        let tokens = self.start(stream, tokens, SEND | RECEIVE)?;
-        Ok(Received { slot: self, tokens })
-    }
-
-    /// Sends the rows, waits for the rows of all ranks, and puts them into another layout as they arrive. Returns the
-    /// parameter by which kernels find them there, too. All ranks call it, each with any layout.
-    ///
-    /// The result is that of [`exchange`](Self::exchange) and [`Received::permute`], in less time. Where a rank has
-    /// room for at most 4096 received rows, one kernel exchanges them into an expert-major layout. Otherwise the ranks
-    /// tell each other the ids of their rows first, and copy the rows that have arrived while they wait for others.
-    ///
-    /// # Errors
-    /// As [`dispatch`](Self::dispatch); [`EpError::Unsuited`] for permuted rows of another group, or if loads and
-    /// stores do not reach all ranks.
-    pub fn exchange_into(
-        &mut self,
-        stream: &Arc<dyn Stream>,
-        tokens: &Tokens<'_>,
-        to: &Permuted,
-    ) -> Result<(Received<'_>, View<kernels::PermutedRows>), EpError> {
-        let group = &self.group;
-        if !group.is_near() {
-            let what = "an exchange into a layout in a group with ranks that loads and stores do not reach";
-            return Err(EpError::Unsuited { what, remedy: "call `exchange` and `Received::permute`" });
-        }
-        to.check(&group.sizes())?;
-        let tokens = self.prepare(stream, tokens)?;
-        // The dispatch has begun, so this is in its buffer.
-        let view = self.permuted(to)?;
-        if group.expands() {
-            if to.is_expert_major() {
-                self.extend(stream, &to.used())?;
-                let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &Plain(tokens), &View(view)];
-                // Safety: as for a dispatch, and the memory is that of the permuted rows and is kept.
-                unsafe { stream.launch(&group.dispatch_into, group.following(group.shape_into), &arguments)? };
-            } else {
-                self.launch_dispatch(stream, &group.dispatch, group.following(group.shape), tokens, SEND | RECEIVE)?;
-                self.launch_permute(stream, to, view, None)?;
-            }
-            return Ok((Received { slot: self, tokens }, View(view)));
-        }
-        let slot = Plain(self.state().params());
-        let arguments: [&dyn KernelArg; 4] = [&group.device, &group.arena, &slot, &Plain(tokens)];
-        // Safety: as for a dispatch.
-        unsafe { stream.launch(&group.send_metadata, group.following(group.shape), &arguments)? };
-        self.launch_permute(stream, to, view, Some(tokens))?;
-        Ok((Received { slot: self, tokens }, View(view)))
+    /// Detaches a dispatch, or leaves one detached that was before.
+    pub(crate) fn detach(&mut self, tokens: kernels::TokenParams, is_received: bool) -> DispatchId {
+        let new = || DispatchId(DISPATCHES.fetch_add(1, Ordering::Relaxed));
+        let id = self.detached.as_ref().map_or_else(new, |detached| detached.id);
+        self.detached = Some(Detached { id, tokens, is_received });
+        id
     }
 
     /// Counts the tokens for each rank once, for dispatches of the same ids. A dispatch with a plan does not count, and
@@ -216,21 +178,6 @@ impl Slot {
         Ok(())
     }
 
-    fn start(
-        &self,
-        stream: &Arc<dyn Stream>,
-        tokens: &Tokens<'_>,
-        phases: u32,
-    ) -> Result<kernels::TokenParams, EpError> {
-        let group = &self.group;
-        let reserves = self.state().params().sizes.reserves();
-        let params = if reserves { self.check(stream, tokens)? } else { self.prepare(stream, tokens)? };
-        let (kernel, shape) =
-            if reserves { (&group.dispatch_shared, group.shape_into) } else { (&group.dispatch, group.shape) };
-        self.launch_dispatch(stream, kernel, group.following(shape), params, phases)?;
-        Ok(params)
-    }
-
     /// Checks that the slot takes a dispatch.
     fn check_ready(&self) -> Result<(), EpError> {
         self.check_idle()?;
@@ -253,7 +200,7 @@ impl Slot {
     }
 
     /// Checks and keeps the memory of tokens.
-    fn check(&self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<kernels::TokenParams, EpError> {
+    pub(crate) fn check(&self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<kernels::TokenParams, EpError> {
         self.check_ready()?;
         let (params, used) = tokens.check(&self.state().params().sizes, self.group.element)?;
         self.begin(stream, &used)?;
@@ -262,7 +209,11 @@ impl Slot {
     }
 
     /// Checks and keeps the memory of tokens, and finds out where their rows go.
-    fn prepare(&self, stream: &Arc<dyn Stream>, tokens: &Tokens<'_>) -> Result<kernels::TokenParams, EpError> {
+    pub(crate) fn prepare(
+        &self,
+        stream: &Arc<dyn Stream>,
+        tokens: &Tokens<'_>,
+    ) -> Result<kernels::TokenParams, EpError> {
         let mut params = self.check(stream, tokens)?;
         let state = self.state();
         if let (Some(plan), 0) = (&state.plan, params.plan) {
