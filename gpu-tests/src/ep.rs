@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Trials of expert parallelism, against its oracle.
 
-use crate::hardware::{Testbed, Trial};
+use crate::testbed::{Testbed, Trial};
 use gin_abi::Deadline;
 use gin_ep::{Combine, Element, EpError, Fused, Group, GroupConfig, Layout, Rows, Scales};
 use gin_ep_oracle::{Experts, Kind, Routing, Shape, batch, per_rank};
@@ -76,7 +76,7 @@ fn in_teams(
     let shape =
         Shape { ranks: ranks as usize, experts: experts as usize, topk: topk as usize, hidden: hidden as usize };
     // A virtual GPU on a busy machine takes long.
-    let config = GroupConfig::new(experts, hidden, topk).tokens(tokens).deadline(crate::hardware::DEADLINE);
+    let config = GroupConfig::new(experts, hidden, topk).tokens(tokens).deadline(crate::testbed::DEADLINE);
     let config = change(config);
     let mut world = testbed.config();
     (world.ranks, world.comm.lsa_size) = (ranks, team);
@@ -87,7 +87,7 @@ fn in_teams(
     let outcome = launch(world, |rank| -> Result<(), EpError> {
         let comm = rank.communicator(&Requirements::default())?;
         test(&rank, &comm, &config, &shape, tokens as usize)?;
-        let fault = crate::hardware::fault(&rank, &comm);
+        let fault = crate::testbed::fault(&rank, &comm);
         assert_eq!(fault, None);
         comm.destroy().map_err(|error: CommError| error.into())
     });
@@ -148,7 +148,7 @@ fn beside_a_kernel(testbed: &Testbed) -> Result<(), String> {
     }
     (world.ranks, world.comm.lsa_size) = (ranks, None);
     let (shape, tokens) = (Shape { ranks: ranks as usize, experts: 12, topk: 2, hidden: 600 }, 40);
-    let config = GroupConfig::new(12, 600, 2).tokens(tokens).deadline(crate::hardware::DEADLINE);
+    let config = GroupConfig::new(12, 600, 2).tokens(tokens).deadline(crate::testbed::DEADLINE);
     let outcome = launch(world, |rank| -> Result<(), EpError> {
         let comm = rank.communicator(&Requirements::default())?;
         let (config, sms) = if is_real {

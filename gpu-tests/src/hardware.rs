@@ -4,164 +4,20 @@
 //! They run on any devices. On virtual devices they prove that the trials themselves are right.
 
 use crate::printing::prints;
+use crate::testbed::{DEADLINE, Testbed, Trial, fault, run};
 use bytemuck::Zeroable;
-use gin_gpu::Devices;
 use gin_gpu::{GpuError, KernelArg, LaunchConfig};
 use gin_gpu::{Memory, MemoryKind, Module, ModuleSource, Plain, Stream};
 use gin_host::comm::Window;
 use gin_host::comm::{CommError, Communicator, Requirements, WindowFlags};
-use gin_host::world::{Rank, SoftNics, WorldConfig, launch};
-use gin_soft_nic::Options;
-use gin_soft_nic_host::SoftEngine;
+use gin_host::world::{Rank, WorldConfig, launch};
 use gpu_tests_kernels::{
     CHUNK_BYTES, Chunked, Exchange, Flood, Link, Stale, WARP_SIZE, exchange_len, fill, hardware_spin, posts, value,
 };
-use std::error::Error;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// Deadline of waits in these kernels.
-pub(crate) const DEADLINE: gin_abi::Deadline = gin_abi::Deadline::after_ms(6000);
-
-/// Longest wait of ranks for each other. It is longer than a kernel may take.
-const COLLECTIVE: Duration = Duration::from_secs(20);
-
-/// Environment variable for the rounds of the long trials.
-pub const ITERATIONS: &str = "GIN_GPU_ITERATIONS";
-
-/// Rounds of the long trials, unless [`ITERATIONS`] sets another number.
-const USUAL_ITERATIONS: u64 = 2000;
 
 /// Rounds in one launch of a long trial.
 const ROUNDS_A_LAUNCH: u64 = 250;
-
-/// The devices on which trials run.
-#[derive(Clone, Debug)]
-pub struct Testbed {
-    /// Real GPUs; `None` for the virtual GPU.
-    pub devices: Option<Devices>,
-    /// Number of devices.
-    pub gpus: u32,
-    /// Largest number of blocks of a grid, so that a slow device ends in time.
-    pub max_blocks: u32,
-    /// Rounds of long trials.
-    pub iterations: u64,
-    /// Set if ranks form one LSA team as far as their GPUs allow, and kernels use loads and stores.
-    lsa: bool,
-    /// Engine of the NICs, if kernels drive software NICs.
-    engine: Option<SoftEngine>,
-}
-
-impl Testbed {
-    /// Returns a testbed of real GPUs.
-    pub fn real(devices: Devices, gpus: usize) -> Self {
-        let asked = std::env::var(ITERATIONS).ok().and_then(|text| text.parse().ok());
-        let (gpus, iterations) = (gpus as u32, asked.unwrap_or(USUAL_ITERATIONS));
-        Self { devices: Some(devices), gpus, max_blocks: u32::MAX, iterations, lsa: false, engine: None }
-    }
-
-    /// Returns a testbed of virtual GPUs.
-    pub fn simulated() -> Self {
-        Self { devices: None, gpus: 2, max_blocks: 6, iterations: 300, lsa: false, engine: None }
-    }
-
-    /// Returns this testbed with loads and stores.
-    pub(crate) fn lsa(&self) -> Self {
-        Self { lsa: true, ..self.clone() }
-    }
-
-    /// Returns this testbed with kernels that drive software NICs.
-    pub fn driving(self, engine: SoftEngine) -> Self {
-        // A copy by a CPU thread takes ten times as long as a kernel's.
-        let slower = if engine == SoftEngine::Thread { 10 } else { 1 };
-        Self { engine: Some(engine), iterations: self.iterations / slower, ..self }
-    }
-
-    /// Returns the number of ranks: one on each GPU, and at least two.
-    fn ranks(&self) -> u32 {
-        self.gpus.max(2)
-    }
-
-    /// Returns the number of ranks that share one GPU.
-    fn sharing(&self) -> u32 {
-        self.ranks().div_ceil(self.gpus)
-    }
-
-    /// Returns the number by which work of a rank is divided, because software NICs have one engine for all ranks.
-    fn division(&self) -> u32 {
-        self.engine.map_or(1, |_| self.ranks() / 2)
-    }
-
-    /// Creates software NICs, if kernels drive them.
-    pub(crate) fn nics(&self) -> Result<Option<SoftNics>, String> {
-        let Some(engine) = self.engine else { return Ok(None) };
-        let made = || -> Result<SoftNics, Box<dyn Error>> {
-            match &self.devices {
-                None => Ok(SoftNics::new(Options::default())),
-                Some(devices) => Ok(SoftNics::placed(Options::default(), engine, &devices.device(0, self.ranks())?)?),
-            }
-        };
-        made().map(Some).map_err(|error| error.to_string())
-    }
-
-    /// Returns the configuration of a job on these devices.
-    pub(crate) fn config(&self) -> WorldConfig {
-        let mut config = WorldConfig::threads(self.ranks());
-        config.devices = self.devices.clone();
-        config.collective_timeout = Some(COLLECTIVE);
-        if self.gpus > 1 && !self.lsa {
-            config.comm.lsa_size = Some(1);
-        }
-        config
-    }
-
-    pub(crate) fn run<T: Send>(&self, body: impl Fn(&Rank) -> Result<T, CommError> + Sync) -> Result<Vec<T>, String> {
-        self.run_with(self.nics()?.as_ref(), body)
-    }
-
-    /// Runs `body` on each rank, with these NICs.
-    pub(crate) fn run_with<T: Send>(
-        &self,
-        nics: Option<&SoftNics>,
-        body: impl Fn(&Rank) -> Result<T, CommError> + Sync,
-    ) -> Result<Vec<T>, String> {
-        let config = self.config();
-        let Some(nics) = nics else {
-            return launch(config, |rank| body(&rank)).map_err(|error| error.to_string());
-        };
-        let results = launch(config.soft_nics(nics), |rank| body(&rank));
-        if let Some(failure) = nics.fabric().failure() {
-            return Err(format!("the NIC's engine failed: {failure}"));
-        }
-        let results = results.map_err(|error| error.to_string())?;
-        match nics.fabric().violations() {
-            (None, _) => Ok(results),
-            (Some(first), count) => Err(format!("the NIC was used wrongly {count} times, first: {first:?}")),
-        }
-    }
-
-    /// Runs `body` on each rank, and returns an error if a rank reports a failure.
-    pub(crate) fn expect(&self, body: impl Fn(&Rank) -> Result<Vec<String>, CommError> + Sync) -> Result<(), String> {
-        let wrong: Vec<String> = self.run(body)?.into_iter().flatten().collect();
-        if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
-    }
-
-    /// Returns the largest number of blocks for this rank if all ranks on its GPU fill the GPU together.
-    pub(crate) fn share(&self, rank: &Rank, kernel: &str, threads: u32) -> Result<u32, CommError> {
-        let shape = LaunchConfig::new(1, threads).cooperative();
-        let room = rank.device().resident_blocks(&rank.kernel(kernel)?, &shape)?;
-        // Every rank has read the number before one launches.
-        rank.barrier()?;
-        let share = u32::try_from(room / u64::from(self.sharing())).unwrap_or(u32::MAX).min(self.max_blocks);
-        // Ranks launch the same shape.
-        let all = rank.bootstrap().all_gather(&share.to_le_bytes())?;
-        let least = all.iter().filter_map(|bytes| Some(u32::from_le_bytes(bytes.as_slice().try_into().ok()?))).min();
-        Ok(least.unwrap_or(1).max(1))
-    }
-}
-
-/// A trial: the sentence that it proves, and its function.
-pub type Trial = (&'static str, fn(&Testbed) -> Result<(), String>);
 
 /// The trials that kernels also pass if they drive NICs.
 pub const NIC_TRIALS: &[Trial] = TRIALS.split_at(8).0;
@@ -192,20 +48,6 @@ pub const TRIALS: [Trial; 21] = [
         long(&testbed.lsa(), testbed.ranks() - 1)
     }),
 ];
-
-pub(crate) fn run(
-    rank: &Rank,
-    kernel: &str,
-    shape: LaunchConfig,
-    arguments: &[&dyn KernelArg],
-) -> Result<(), CommError> {
-    let (function, stream) = (rank.kernel(kernel)?, rank.stream()?);
-    rank.barrier()?;
-    // Safety: the trials pass the arguments that the kernels require, and keep them until the kernels have ended.
-    unsafe { stream.launch(&function, shape.cooperative(), arguments)? };
-    stream.synchronize()?;
-    rank.barrier()
-}
 
 /// Launches cooperative grids that fill the GPU, one after another: on one stream, or on two that events order and as
 /// graphs.
@@ -347,12 +189,6 @@ fn dependents(testbed: &Testbed) -> Result<(), String> {
     });
     let wrong: Vec<String> = results.map_err(|error| error.to_string())?.into_iter().flatten().collect();
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
-}
-
-/// Describes the communicator's fault, if it has one.
-pub(crate) fn fault(rank: &Rank, comm: &Communicator) -> Option<String> {
-    let notice = comm.fault()?;
-    Some(format!("rank {}: fault of rank {}: {}", rank.rank(), notice.rank, notice.fault))
 }
 
 /// Four words in which kernels count wrong values, after `others` other words. All start at zero.
@@ -677,6 +513,7 @@ pub fn reload(testbed: &Testbed, text: &'static str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gin_soft_nic_host::SoftEngine;
     use gin_testkit::rotation;
 
     #[test]

@@ -17,6 +17,7 @@
 //! | [`places`] | trials on several sets of GPUs at a time |
 //! | [`primitives`] | trials of warp operations, shared memory, conversions and a histogram |
 //! | `sharing` | a trial of memory that a GPU and a NIC share, with the feature `cuda` |
+//! | [`testbed`] | the devices on which trials run |
 //! | [`watchdog`] | ends the process when a trial hangs |
 #![warn(unreachable_pub)]
 
@@ -40,4 +41,5 @@ pub mod printing;
 pub mod raw;
 #[cfg(feature = "cuda")]
 pub mod sharing;
+pub mod testbed;
 pub mod watchdog;

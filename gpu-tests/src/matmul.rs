@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Trials of products that send and receive while they multiply, against their oracle.
 
-use crate::hardware::{DEADLINE, Testbed, Trial};
+use crate::testbed::{DEADLINE, Testbed, Trial};
 use gin_ep::{EpError, GroupConfig, Instructions, MatmulConfig};
 use gin_ep_oracle::{Routing, Shape};
 use gin_host::comm::{CommError, Communicator, Requirements};
@@ -37,7 +37,7 @@ fn with(
     let outcome = launch(world, |rank| -> Result<(), EpError> {
         let comm = rank.communicator(&Requirements::default())?;
         test(&rank, &comm)?;
-        let fault = crate::hardware::fault(&rank, &comm);
+        let fault = crate::testbed::fault(&rank, &comm);
         assert_eq!(fault, None);
         comm.destroy().map_err(|error: CommError| error.into())
     });

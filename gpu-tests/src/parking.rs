@@ -2,9 +2,10 @@
 //! A trial of operations that a resident kernel must not block.
 
 use crate::gpus::hardware_text;
-use crate::hardware::{Exchanges, Testbed};
+use crate::hardware::Exchanges;
 use crate::journal::Outcome;
 use crate::raw::{enter, ok};
+use crate::testbed::Testbed;
 use cudarc::driver::sys;
 use gin_gpu::Devices;
 use gin_gpu::{GpuError, Memory, MemoryKind, ModuleSource};

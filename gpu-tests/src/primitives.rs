@@ -4,7 +4,7 @@
 //! A conversion is compared for all inputs. Kernel and CPU add up a hash for each chunk of 2^16 inputs; where the
 //! hashes differ, the kernel converts the chunk again and stores each result.
 
-use crate::hardware::{DEADLINE, Testbed, Trial, fault, run};
+use crate::testbed::{DEADLINE, Testbed, Trial, fault, run};
 use gin_gpu::{KernelArg, LaunchConfig, Memory, MemoryKind, Plain};
 use gin_host::comm::Window;
 use gin_host::comm::{CommError, Requirements, WindowFlags};

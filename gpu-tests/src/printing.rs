@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A trial of the lines that kernels print.
 
-use crate::hardware::Testbed;
+use crate::testbed::Testbed;
 use gin_gpu::LaunchConfig;
 use gin_host::comm::{CommError, Requirements};
 use gin_host::world::launch;

@@ -2,8 +2,9 @@
 //! Trials that call the driver themselves: graphs and modules.
 
 use crate::gpus::{hardware_ptx, hardware_text};
-use crate::hardware::{Exchanges, Testbed, reload as reload_on};
+use crate::hardware::{Exchanges, reload as reload_on};
 use crate::journal::Outcome;
+use crate::testbed::Testbed;
 use cudarc::driver::sys::{self, CUcontext, CUfunction, CUmodule, CUresult, CUstream};
 use gin_gpu::cuda::{CudaDevice, take_failures};
 use gin_gpu::{Device, Devices, GpuError, KernelArg, ModuleSource, Plain};

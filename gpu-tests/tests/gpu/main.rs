@@ -8,20 +8,22 @@
 //! file, and the next run continues after it. After `GIN_GPU_SECONDS=N` seconds the remaining trials are ignored.
 
 use gin_conformance::cases;
-use gin_conformance::host::{Carrier, Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge};
-use gin_conformance::processes::{Group, Processes, Verdict, serve};
+use gin_conformance::host::{Carrier, Net, Setup, SetupBackend, SetupRoute, SetupWindows};
+use gin_conformance::processes::{Group, Processes, Verdict};
 use gin_conformance::saboteurs::{self, Saboteur, Tally};
+use gin_conformance::serve::serve;
 use gin_gpu::Devices;
 use gin_net::fabric::{Fabric, FabricConfig};
 use gin_nic::DoorbellRelease;
 use gin_soft_nic_host::SoftEngine;
 use gpu_tests::ep;
 use gpu_tests::gpus::{self, Gpus};
-use gpu_tests::hardware::{self, Testbed};
+use gpu_tests::hardware;
 use gpu_tests::journal::{Journal, Outcome};
 use gpu_tests::matmul;
 use gpu_tests::places::{self, Places};
 use gpu_tests::primitives;
+use gpu_tests::testbed::Testbed;
 use gpu_tests::watchdog::{self, Watchdog};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::collections::HashMap;
@@ -287,14 +289,14 @@ fn add(trials: &mut Vec<GpuTrial>, count: usize, found: &Result<Gpus, String>, r
         for case in cases::for_setup(SetupBackend::Proxy, route) {
             let name = format!("{prefix}/{text}{}", case.name);
             let setup = move |devices| Setup { devices: Some(devices), route, windows, ..Setup::threads() };
-            add(name, Box::new(move |_, devices| judge(&case, &setup(devices))));
+            add(name, Box::new(move |_, devices| case.judge(&setup(devices))));
         }
     }
     for (text, net) in NETWORKS {
         for case in cases::for_setup(SetupBackend::Proxy, SetupRoute::Network) {
             let name = format!("{prefix}/{text}/{}", case.name);
             let setup = move |devices| Setup { devices: Some(devices), net, ..Setup::threads() };
-            add(name, Box::new(move |_, devices| judge(&case, &setup(devices))));
+            add(name, Box::new(move |_, devices| case.judge(&setup(devices))));
         }
     }
     for (text, engine) in ENGINES {
@@ -313,7 +315,7 @@ fn add(trials: &mut Vec<GpuTrial>, count: usize, found: &Result<Gpus, String>, r
             for case in all.into_iter().filter(|case| !named(case)) {
                 let name = format!("{prefix}/{text}{net_text}/{}", case.name);
                 let setup = move |devices| Setup { release, ..setup(devices, net) };
-                add(name, Box::new(move |_, devices| judge(&case, &setup(devices))));
+                add(name, Box::new(move |_, devices| case.judge(&setup(devices))));
             }
         }
         for (trial_name, trial) in hardware::NIC_TRIALS {
