@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Runs scenarios: creates ranks, windows and tables, launches the script, and collects logs, memory and faults.
 
-use crate::cases::Case;
 use crate::op::{Entry, Op};
 use crate::processes::{Collected, NOT_HERE, Processes};
+pub use crate::scenario::SetupBackend;
 use crate::scenario::{Control, NO_END, Outcome, Scenario, WindowSpec};
 use crate::script::{RESET_BY_STORE, ROUTE_LSA, ROUTE_NETWORK, STOP_AT_ERROR, Script};
 use bytemuck::Zeroable;
@@ -251,15 +251,6 @@ pub enum SetupRoute {
     Auto,
     /// Loads and stores, in scenarios with one LSA team of several ranks; otherwise as `Auto`.
     Lsa,
-}
-
-/// Back end that executes network operations.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SetupBackend {
-    /// A CPU thread executes them.
-    Proxy,
-    /// The kernel posts them to a software NIC.
-    Gdaki,
 }
 
 /// Origin of windows that start at their allocation. Other windows are always part of registered memory.
@@ -632,17 +623,6 @@ fn run_rank(
     rank.barrier()?;
     let bytes = early.map_or_else(read, Ok)?;
     Ok((logs, bytes, fault))
-}
-
-/// Runs a case; the error says how to repeat it.
-///
-/// # Errors
-/// Returns what the case found wrong, with the setup.
-pub fn judge(case: &Case, setup: &Setup) -> Result<(), String> {
-    (case.run)(setup).map_err(|error| {
-        let repeat = setup.repeat.as_ref().map_or(String::new(), |command| format!("\n  repeat: {command}"));
-        format!("{error}\n  on: {}{repeat}", setup.name())
-    })
 }
 
 /// Returns the seed in `GIN_SEED`, or a new one.

@@ -5,7 +5,6 @@
 //! executes the list through the public device API and logs each thread's result. The host compares logs and memory
 //! with what the API promises. So one list of cases runs on every device, back end and network, and random programs can
 //! be compared with a model.
-//! programs can be run against a model.
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 #![warn(unreachable_pub)]
@@ -25,3 +24,5 @@ pub mod saboteurs;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod scenario;
 pub mod script;
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod serve;

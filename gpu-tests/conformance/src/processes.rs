@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Runs the suite with ranks in processes of their own.
 //!
-//! A [`Group`] starts its program once for each rank. Each process calls [`serve`]: it joins the others over TCP, reads
-//! names of cases from its input, and runs each case in step with the others. A scenario may have fewer ranks. For each
-//! scenario the first processes form a new job, so a scenario that ends badly does not affect the next one. All
-//! processes then exchange the results, and each judges them for itself.
+//! A [`Group`] starts its program once for each rank. Each process calls [`serve`](crate::serve::serve): it joins the
+//! others over TCP, reads names of cases from its input, and runs each case in step with the others. A scenario may
+//! have fewer ranks. For each scenario the first processes form a new job, so a scenario that ends badly does not
+//! affect the next one. All processes then exchange the results, and each judges them for itself.
 
-use crate::cases;
-use crate::host::{Setup, judge};
 use crate::op::Entry;
 use gin_abi::Fault;
 use gin_boot::Bootstrap;
@@ -18,7 +16,7 @@ use std::format;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
 use std::println;
-use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::string::{String, ToString};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -62,7 +60,7 @@ fn config() -> TcpConfig {
 
 impl Processes {
     /// Joins the group that started this process; `None` if no group did.
-    fn join() -> Result<Option<Self>, String> {
+    pub(crate) fn join() -> Result<Option<Self>, String> {
         let Some(rank) = number(RANK)? else { return Ok(None) };
         let ranks = number(RANKS)?.ok_or(format!("{RANKS} is missing"))?;
         let text = |error: &dyn std::fmt::Display| format!("this process cannot join the others: {error}");
@@ -192,42 +190,15 @@ fn read(message: &[u8]) -> Option<(u64, Part<Collected>)> {
 }
 
 /// Sends a line to the group.
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     let mut output = io::stdout().lock();
     // If the group is gone, this process notices that at the end of its input.
     let _ = writeln!(output, "{MARK}{}", line.replace('\n', "\u{1}"));
     let _ = output.flush();
 }
 
-/// Serves a group if one started this process: runs the cases that the group names, each with the setup that `setup`
-/// returns for the name of the way. Returns only after the group is gone.
-pub fn serve(setup: impl Fn(&str, Processes) -> Option<Setup>) -> Option<ExitCode> {
-    let processes = match Processes::join() {
-        Ok(None) => return None,
-        Ok(Some(processes)) => processes,
-        Err(error) => {
-            say(&format!("failed {error}"));
-            return Some(ExitCode::FAILURE);
-        }
-    };
-    say("ready");
-    for line in io::stdin().lock().lines().map_while(Result::ok) {
-        let found = line.split_once(' ').and_then(|(way, name)| {
-            let case = cases::every().into_iter().find(|case| case.name == name)?;
-            Some((case, setup(way, processes.clone())?))
-        });
-        match found.map(|(case, setup)| judge(&case, &setup)) {
-            None => say(&format!("failed there is no case {line}")),
-            Some(Ok(())) => say("passed"),
-            Some(Err(error)) if error.contains(NOT_HERE) => say(&format!("skipped {}", finding(&error))),
-            Some(Err(error)) => say(&format!("failed {error}")),
-        }
-    }
-    Some(ExitCode::SUCCESS)
-}
-
 /// Returns the finding without the setup, which differs if each process has its own GPU.
-fn finding(text: &str) -> &str {
+pub(crate) fn finding(text: &str) -> &str {
     text.split("\n  on: ").next().unwrap_or(text)
 }
 

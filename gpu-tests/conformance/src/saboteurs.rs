@@ -2,7 +2,7 @@
 //! Mistakes that gin makes on purpose, and the cases that must notice them. The suite proves only what it would notice.
 
 use crate::cases::{self, Case};
-use crate::host::{Mistake, Setup, judge};
+use crate::host::{Mistake, Setup};
 use crate::scenario::{NO_END, WRONG_BYTES, WRONG_VALUE};
 use gin_testkit::Sabotage;
 use std::format;
@@ -129,7 +129,7 @@ impl Saboteur {
     /// Runs a case with the mistake and counts its result.
     pub fn run(&self, case: &Case, setup: &Setup, tally: &mut Tally) {
         tally.runs += 1;
-        match judge(case, &Setup { mistake: self.mistake, ..setup.clone() }) {
+        match case.judge(&Setup { mistake: self.mistake, ..setup.clone() }) {
             Ok(()) => {}
             Err(text) if text.contains(self.sign) => tally.right.push(case.name.clone()),
             Err(text) if text.contains(NO_END) => tally.stuck += 1,

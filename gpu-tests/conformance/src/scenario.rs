@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A scenario, which a case runs, and its outcome.
 
-use crate::host::SetupBackend;
 use crate::op::{Code, Entry, Op};
 use gin_abi::{Fault, FaultKind};
 use gin_host::comm::Requirements;
@@ -10,6 +9,15 @@ use std::string::String;
 use std::sync::Arc;
 use std::vec;
 use std::vec::Vec;
+
+/// Back end that executes network operations.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SetupBackend {
+    /// A CPU thread executes them.
+    Proxy,
+    /// The kernel posts them to a software NIC.
+    Gdaki,
+}
 
 /// The threads that make up a group, which select the script kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,7 +3,7 @@
 //! ([`in_rotation`]).
 
 use gin_conformance::cases::{self, Case};
-use gin_conformance::host::{Logs, Net, Setup, judge};
+use gin_conformance::host::{Logs, Net, Setup};
 use gin_conformance::op::pattern;
 use gin_testkit::in_rotation;
 use std::sync::PoisonError;
@@ -12,7 +12,7 @@ use std::sync::PoisonError;
 fn logs(case: &Case, setup: &Setup) -> Vec<Vec<u8>> {
     let logs = Logs::default();
     let setup = Setup { logs: Some(logs.clone()), ..setup.clone() };
-    if let Err(error) = judge(case, &setup) {
+    if let Err(error) = case.judge(&setup) {
         panic!("{}: {error}", case.name);
     }
     let logs = logs.lock().unwrap_or_else(PoisonError::into_inner);

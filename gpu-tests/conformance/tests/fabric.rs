@@ -15,8 +15,9 @@
 //! the reason.
 
 use gin_conformance::cases;
-use gin_conformance::host::{Carrier, Setup, judge};
-use gin_conformance::processes::{Group, Processes, Verdict, serve};
+use gin_conformance::host::{Carrier, Setup};
+use gin_conformance::processes::{Group, Processes, Verdict};
+use gin_conformance::serve::serve;
 use gin_net::fabric::{Fabric, FabricConfig};
 use gin_testkit::{PROVIDERS, PROVIDERS_FOR_GPUS, libfabric_double};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -181,7 +182,7 @@ fn over_doubles(trials: &mut Vec<Trial>) {
         let wanted = |name: &str| fits(name) && (all_ways() || SELECTED.contains(&name));
         for case in cases::all().into_iter().filter(|case| wanted(&case.name)) {
             let (setup, name) = (setup(carrier.clone()), format!("fabric/{way}/{}", case.name));
-            trials.push(Trial::test(name, move || judge(&case, &setup).map_err(Failed::from)));
+            trials.push(Trial::test(name, move || case.judge(&setup).map_err(Failed::from)));
         }
     }
 }
@@ -224,7 +225,7 @@ fn main() -> ExitCode {
                     };
                     for case in cases::all() {
                         let (setup, name) = (setup(carrier.clone()), format!("fabric/{way}/{}", case.name));
-                        trials.push(Trial::test(name, move || judge(&case, &setup).map_err(Failed::from)));
+                        trials.push(Trial::test(name, move || case.judge(&setup).map_err(Failed::from)));
                     }
                 }
             }

@@ -6,7 +6,8 @@
 
 use gin_conformance::cases;
 use gin_conformance::host::{Net, Setup, SetupBackend, SetupRoute, SetupWindows};
-use gin_conformance::processes::{Group, Processes, Verdict, serve};
+use gin_conformance::processes::{Group, Processes, Verdict};
+use gin_conformance::serve::serve;
 use gin_testkit::in_rotation;
 use libtest_mimic::{Arguments, Completion, Trial};
 use std::collections::BTreeMap;

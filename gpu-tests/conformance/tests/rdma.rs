@@ -14,9 +14,10 @@
 //! with devices.
 
 use gin_conformance::cases;
-use gin_conformance::host::{Carrier, Net, Setup, judge};
-use gin_conformance::processes::{Group, Processes, Verdict, serve};
+use gin_conformance::host::{Carrier, Net, Setup};
+use gin_conformance::processes::{Group, Processes, Verdict};
 use gin_conformance::scenario::CoopKind;
+use gin_conformance::serve::serve;
 use gin_net::verbs::{RdmaDevice, SignalsBy, VerbsConfig, VerbsNetwork};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::Path;
@@ -131,13 +132,13 @@ fn main() -> ExitCode {
                 let setup = Setup { net, named_backend, ..setup(&carrier) };
                 for case in cases::all() {
                     let (setup, name) = (setup.clone(), format!("rdma/{way}/{}", case.name));
-                    trials.push(Trial::test(name, move || judge(&case, &setup).map_err(Failed::from)));
+                    trials.push(Trial::test(name, move || case.judge(&setup).map_err(Failed::from)));
                 }
             }
             let setup = setup(&carrier);
             for case in cases::all().into_iter().filter(|case| is_smoke(&case.name)) {
                 let (setup, name) = (setup.clone(), format!("rdma/smoke/{}", case.name));
-                trials.push(Trial::test(name, move || judge(&case, &setup).map_err(Failed::from)));
+                trials.push(Trial::test(name, move || case.judge(&setup).map_err(Failed::from)));
             }
             across(&mut trials, "processes", Group::new(2, LIMIT), true);
         }

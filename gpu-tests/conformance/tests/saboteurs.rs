@@ -4,7 +4,7 @@
 //!
 //! There is one trial for each mistake. It runs the cases that must notice it, and prints the ones that did.
 
-use gin_conformance::host::{Net, Setup, SetupBackend, judge};
+use gin_conformance::host::{Net, Setup, SetupBackend};
 use gin_conformance::saboteurs::{self, Saboteur, Tally};
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -26,7 +26,7 @@ fn prove(saboteur: &Saboteur, backend: SetupBackend) -> Result<(), Failed> {
         let setup = Setup { backend, ..setup };
         for case in saboteur.cases() {
             saboteur.run(&case, &setup, &mut tally);
-            judge(&case, &setup).map_err(|error| format!("{} without a mistake: {error}", case.name))?;
+            case.judge(&setup).map_err(|error| format!("{} without a mistake: {error}", case.name))?;
         }
     }
     println!("{}", saboteur.verdict(tally)?);

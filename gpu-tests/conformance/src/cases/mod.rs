@@ -55,6 +55,19 @@ pub struct Case {
     pub run: Box<dyn Fn(&Setup) -> Verdict + Send + Sync>,
 }
 
+impl Case {
+    /// Runs the case; the error says how to repeat it.
+    ///
+    /// # Errors
+    /// Returns what the case found wrong, with the setup.
+    pub fn judge(&self, setup: &Setup) -> Verdict {
+        (self.run)(setup).map_err(|error| {
+            let repeat = setup.repeat.as_ref().map_or(String::new(), |command| format!("\n  repeat: {command}"));
+            format!("{error}\n  on: {}{repeat}", setup.name())
+        })
+    }
+}
+
 /// A list of cases under construction.
 #[derive(Default)]
 pub(crate) struct List(Vec<Case>);

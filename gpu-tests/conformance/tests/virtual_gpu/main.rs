@@ -8,7 +8,7 @@
 mod residency;
 
 use gin_conformance::cases::{self, Case};
-use gin_conformance::host::{Carrier, Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge};
+use gin_conformance::host::{Carrier, Net, Setup, SetupBackend, SetupRoute, SetupWindows};
 use gin_nic::DoorbellRelease;
 use gin_testkit::{in_rotation, number_from_env};
 use gin_virtual::Schedule;
@@ -111,14 +111,14 @@ fn judge_seeds(case: &Case, setup: &Setup, name: &str, seeds: u64) -> Result<(),
     let repeat =
         |variable: &str| format!("{variable}cargo test -p gin-conformance --test virtual_gpu -- --exact {name}");
     let Some(first) = setup.seed else {
-        return Ok(judge(case, &Setup { repeat: Some(repeat("")), ..setup.clone() })?);
+        return Ok(case.judge(&Setup { repeat: Some(repeat("")), ..setup.clone() })?);
     };
     // Many runs that hang would take hours. A run that does not hang stays far below this.
     let stall_steps = if seeds > 1 { 2_000_000 } else { setup.stall_steps };
     let mut failures = Vec::new();
     for seed in (0..seeds).map(|number| first.wrapping_add(number)) {
         let repeat = Some(repeat(&format!("GIN_SEED={seed} ")));
-        if let Err(text) = judge(case, &Setup { seed: Some(seed), stall_steps, repeat, ..setup.clone() }) {
+        if let Err(text) = case.judge(&Setup { seed: Some(seed), stall_steps, repeat, ..setup.clone() }) {
             failures.push((seed, text));
         }
     }
