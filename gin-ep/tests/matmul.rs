@@ -6,8 +6,8 @@ mod support;
 
 use gin_abi::{Deadline, FaultKind};
 use gin_ep::{
-    Code, Combine, Element, EpError, Group, GroupConfig, Ids, Instructions, Matmul, MatmulConfig, Operands,
-    OverlappedMatmul, Part, Rows, Scales, Tokens,
+    Code, Combine, Element, EpError, Experts, Group, GroupConfig, GroupedMatmul, Ids, Instructions, Layout, Matmul,
+    MatmulConfig, Operands, OverlappedMatmul, Part, Permuted, Products, Rows, Scales, Tokens, Weights,
 };
 use gin_ep_kernels::matmul::{
     EXCHANGE, MULTIPLY, Product, ScaleTables, ep_all_gather_matmul, ep_all_gather_matmul_wgmma,
@@ -281,6 +281,11 @@ fn nothing_races() {
         let several = [Routing::Uniform, Routing::One(11)];
         let case = Arriving { blocks: Some(3), instructions, ..Arriving::of(&[70], &several) };
         on_ranks(races(2), |rank, comm| support::arriving(rank, comm, &config, &shape, &case).map(drop));
+        let shape = Shape { ranks: 2, experts: 2, topk: 2, hidden: 128 };
+        let config = GroupConfig::new(2, 128, 2).tokens(5).sms(2).threads(64);
+        let e4m3 = (instructions == Instructions::Warpgroups).then_some(Scales::F32);
+        let case = Arriving { blocks: Some(2), instructions, e4m3, ..Arriving::of(&[5], &several[..1]) };
+        on_ranks(races(2), |rank, comm| support::arriving(rank, comm, &config, &shape, &case).map(drop));
         // More rows than threads.
         let shape = Shape { ranks: 1, experts: 2, topk: 1, hidden: 8 };
         let config = GroupConfig::new(2, 8, 1).tokens(600).sms(2).threads(64);
@@ -437,6 +442,9 @@ fn products_of_rows_that_arrive_are_refused_where_they_do_not_fit() {
         };
         assert!(refused(&config)?.contains("combine_at_source"));
         assert!(refused(&config.combine_at_source().element(Element::F16))?.contains("BF16"));
+        let e4m3 = GroupConfig::new(2, 128, 1).tokens(4).sms(1).threads(32).combine_at_source();
+        let ue8m0 = refused(&e4m3.element(Element::E4m3(Scales::Ue8m0)))?;
+        assert!(ue8m0.contains("not BF16, or E4M3 with FP32 scales"), "{ue8m0}");
         let opaque = Element::Opaque { row_bytes: 16, scale_bytes: 0 };
         assert!(refused(&config.combine_at_source().element(opaque))?.contains("received rows that are not BF16"));
 
@@ -517,6 +525,54 @@ fn products_of_e4m3_are_refused_where_they_do_not_fit() {
         let error = bf16.run(&stream, Part::Fused, &operands.scales(&scales, &scales)).err();
         assert!(text(error).contains("a product of BF16 with scales"));
         bf16.destroy()
+    });
+}
+
+#[test]
+fn experts_of_e4m3_are_refused_where_they_do_not_fit() {
+    on_ranks(WorldConfig::seeded(1, 1), |rank, comm| {
+        let text = |error: Option<EpError>| error.map(|error| error.to_string()).unwrap_or_default();
+        let memory = |bytes| Ok::<_, EpError>(Memory::new(rank.device(), MemoryKind::Device, bytes)?.whole());
+        let config = GroupConfig::new(2, 128, 1).tokens(4).sms(1).threads(32).combine_at_source();
+        let config = config.deadline(Deadline::after_ms(60_000)).element(Element::E4m3(Scales::F32));
+        let group = Group::new(comm, &config)?;
+        assert!(text(GroupedMatmul::e4m3(&group, 72, None).err()).contains("a multiple of 128"));
+        let by_warps = OverlappedMatmul::by(Instructions::Warps, &group, None).err();
+        assert!(text(by_warps).contains("FP8 products need an H100 or H200"));
+        let early = OverlappedMatmul::new(&group, Some(1))?;
+        let grouped = [GroupedMatmul::e4m3(&group, 128, Some(1))?, GroupedMatmul::e4m3(&group, 256, Some(1))?];
+        let permuted = Permuted::new(&group, Layout::ExpertMajorPacked { align: 1 }, 4)?;
+        let (x, ids, output) = (memory(4 * 256)?, memory(16)?, memory(4 * 256)?);
+        // Two experts with 128 columns of up to 256 elements, and a scale for each 128.
+        let (weights, scales, short) = (memory(2 * 128 * 256)?, memory(16)?, memory(4)?);
+        let (stream, mut slot) = (rank.stream()?, group.slot(0)?);
+        let tokens = Tokens::new(&x, Ids::I32(&ids), 4);
+        for (by, expected) in [
+            (Weights::from(&weights), "a product of E4M3 without scales"),
+            (Weights::e4m3(&weights, &short), "the memory of the scales of weights"),
+        ] {
+            let error = slot.dispatch(&stream, &tokens)?.multiply(&stream, &early, by).err();
+            assert!(text(error).contains(expected), "{expected}");
+        }
+        let mut received = slot.exchange(&stream, &tokens)?;
+        received.permute(&stream, &permuted)?;
+        let wide = memory(4 * 256)?;
+        let factors = Experts::new(&permuted, &wide, &weights);
+        for (grouped, factors, expected) in [
+            (&grouped[0], factors, "a product of E4M3 without scales"),
+            (&grouped[0], factors.scales(None, &short), "the memory of the scales of weights"),
+            (&grouped[0], factors.scales(&short, &scales), "the memory of the scales of rows"),
+            (&grouped[1], factors.scales(None, &scales), "the scales of received rows"),
+            (&grouped[0], factors.scales(None, &scales), ""),
+        ] {
+            let error = text(received.multiply(&stream, grouped, &factors, Products::At(&output)).err());
+            assert!(error.contains(expected) && error.is_empty() == expected.is_empty(), "{expected}: {error}");
+        }
+        received.release();
+        stream.synchronize()?;
+        comm.check("experts")?;
+        drop(slot);
+        group.destroy()
     });
 }
 

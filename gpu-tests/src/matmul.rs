@@ -2,8 +2,9 @@
 //! Trials of products that send and receive while they multiply, against their oracle.
 
 use crate::testbed::{DEADLINE, Testbed, Trial};
-use gin_ep::{EpError, GroupConfig, Instructions, MatmulConfig};
+use gin_ep::{EpError, GroupConfig, Instructions, MatmulConfig, Scales};
 use gin_ep_oracle::{Routing, Shape};
+use gin_gpu::ModuleSource;
 use gin_host::comm::{CommError, Communicator, Requirements};
 use gin_host::world::{Rank, launch};
 use support::{Arriving, Case, compare, experts};
@@ -13,13 +14,16 @@ use support::{Arriving, Case, compare, experts};
 mod support;
 
 /// The trials of this module, which run on any devices. Ranks form one LSA team.
-pub const TRIALS: [Trial; 6] = [
+pub const TRIALS: [Trial; 9] = [
     ("rows_that_are_gathered_meanwhile_have_the_products_of_the_oracle", |testbed| products(testbed, false)),
     ("products_that_are_scattered_meanwhile_have_the_sums_of_the_oracle", |testbed| products(testbed, true)),
     ("one_block_is_enough_to_multiply_send_and_receive", one_block),
     ("large_products_have_the_bits_of_the_oracle", large),
     ("products_of_experts_return_with_the_bits_of_the_oracle", returned),
     ("rows_are_multiplied_as_they_arrive_with_the_bits_of_the_oracle", arriving),
+    ("products_of_e4m3_have_the_bits_of_the_oracle", scaled),
+    ("products_of_experts_of_e4m3_return_with_the_bits_of_the_oracle", returned_scaled),
+    ("rows_of_e4m3_are_multiplied_as_they_arrive_with_the_bits_of_the_oracle", arriving_scaled),
 ];
 
 /// The instructions of the kernels. GPUs without `wgmma` multiply by the same kernels twice.
@@ -127,6 +131,68 @@ fn arriving(testbed: &Testbed) -> Result<(), String> {
                 })?;
             }
         }
+    }
+    Ok(())
+}
+
+/// Runs a test of products of E4M3. Other GPUs than H100 and H200 must refuse them.
+fn with_e4m3(
+    testbed: &Testbed,
+    ranks: u32,
+    test: impl Fn(&Rank, &Communicator) -> Result<(), EpError> + Sync,
+) -> Result<(), String> {
+    with(testbed, ranks, |rank, comm| match test(rank, comm) {
+        Err(EpError::Unsuited { what: "products of E4M3 on a GPU without `wgmma`", .. })
+            if !rank.device().load(ModuleSource::Linked)?.names().contains(&"ep_matmul_e4m3_wgmma".to_owned()) =>
+        {
+            println!("rank {}: this GPU has no products of E4M3", rank.rank());
+            Ok(())
+        }
+        outcome => outcome,
+    })
+}
+
+fn scaled(testbed: &Testbed) -> Result<(), String> {
+    let list = [((200, 264, 256), 1), ((3, 136, 384), 1)];
+    let large = [((200, 264, 256), 1), ((2048, 2048, 1024), 511), ((1000, 520, 4096), 99)];
+    for (sizes, every) in if testbed.devices.is_some() { &large[..] } else { &list } {
+        let config = MatmulConfig::new(sizes.0 as u32, sizes.1 as u32, sizes.2 as u32).deadline(DEADLINE);
+        let config = if testbed.devices.is_some() { config } else { config.blocks(2) };
+        with_e4m3(testbed, 1, |rank, comm| support::compare_e4m3(rank, comm, &config, *sizes, *every))?;
+    }
+    Ok(())
+}
+
+// Scales are powers of two, so that the elements are whole numbers of few bits, and a GPU's sums are exact.
+const SCALES: Scales = Scales::F32Powers;
+
+fn returned_scaled(testbed: &Testbed) -> Result<(), String> {
+    let is_real = testbed.devices.is_some();
+    let (list, large) = ([(1, 3, 128, 20, 60), (2, 4, 128, 6, 5)], [(2, 16, 512, 300, 1800), (4, 70, 384, 100, 1200)]);
+    for (ranks, experts_of_all, hidden, tokens, rows) in if is_real { large } else { list } {
+        let shape = Shape { ranks: ranks as usize, experts: experts_of_all, topk: 3, hidden };
+        let config = GroupConfig::new(experts_of_all as u32, hidden as u32, 3).tokens(tokens as u32).deadline(DEADLINE);
+        let (config, blocks) = if is_real { (config, None) } else { (config.sms(2).threads(64), Some(2)) };
+        with_e4m3(testbed, ranks, |rank, comm| {
+            support::experts_e4m3(rank, comm, &config, &shape, tokens, (rows, blocks, SCALES))
+        })?;
+    }
+    Ok(())
+}
+
+fn arriving_scaled(testbed: &Testbed) -> Result<(), String> {
+    let is_real = testbed.devices.is_some();
+    let routings = [Routing::Uniform, Routing::Holes, Routing::One(1), Routing::Repeats];
+    let list = [(2, 4, 128, &[30, 20][..])];
+    let large = [(1, 8, 384, &[700][..]), (2, 4, 512, &[400, 500]), (4, 70, 256, &[300, 0, 150])];
+    for (ranks, experts_of_all, hidden, tokens) in if is_real { &large[..] } else { &list } {
+        let shape = Shape { ranks: *ranks as usize, experts: *experts_of_all, topk: 3, hidden: *hidden };
+        let max = tokens.iter().copied().max().unwrap_or(0) as u32;
+        let config = GroupConfig::new(*experts_of_all as u32, *hidden as u32, 3).tokens(max).deadline(DEADLINE);
+        let (config, blocks) = if is_real { (config, None) } else { (config.sms(2).threads(64), Some(2)) };
+        let pairs = if is_real { 20 } else { 1 };
+        let case = Arriving { blocks, pairs, e4m3: Some(SCALES), ..Arriving::of(tokens, &routings) };
+        with_e4m3(testbed, *ranks, |rank, comm| support::arriving(rank, comm, &config, &shape, &case).map(drop))?;
     }
     Ok(())
 }

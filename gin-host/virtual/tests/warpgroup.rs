@@ -14,7 +14,7 @@ use gin_device::shared::dynamic_array;
 use gin_device::sys::bulk::{Mbarrier, fence_proxy_async_shared};
 use gin_device::sys::shared::{Address, store_weak_u32};
 use gin_device::sys::tensor::{MAP_BYTES, Matrices, ROW_BYTES, TensorMap, copy_box_to_shared};
-use gin_device::sys::warpgroup::{self, Sums, multiply_add};
+use gin_device::sys::warpgroup::{self, PartialSums, Sums, multiply_add, multiply_e4m3};
 use gin_virtual::*;
 
 shared! { static FULL: [u64; 1]; }
@@ -201,6 +201,63 @@ fn a_product_of_boxes_has_the_right_sums_in_every_schedule() {
         let world = World::seeded(SeededConfig::new(seed).races(seed % 2 == 0));
         assert_eq!(wrong_sums(&world, Mistake::None).unwrap(), Ok(0), "seed {seed}");
     }
+}
+
+/// Multiplies factors of E4M3 that the threads store, after sums of something else. Returns the number of wrong sums of
+/// the calling thread.
+fn product_of_e4m3(fences: bool) -> u64 {
+    // 0, 1, 2, 3, 4, -1, -2.
+    let bits = |matrix: u32, row: u32, inner: u32| -> (u32, f32) {
+        let index = (matrix * 5 + row * 3 + inner * (row % 4 + 2)) % 7;
+        [(0x00, 0.0), (0x38, 1.0), (0x40, 2.0), (0x44, 3.0), (0x48, 4.0), (0xb8, -1.0), (0xc0, -2.0)][index as usize]
+    };
+    let first: Address = dynamic_array::<u64>(0, BYTES as usize / 8).address().next_multiple_of(1024);
+    let second = first.at(warpgroup::ROWS * ROW_BYTES);
+    for (matrix, to, rows) in [(0, first, warpgroup::ROWS), (1, second, warpgroup::E4M3_COLUMNS)] {
+        for index in (Block.rank()..rows * ROW_BYTES / 4).step_by(THREADS as usize) {
+            let (row, word) = (index / 32, index % 32);
+            let value = (0..4).fold(0, |all, at| all | bits(matrix, row, 4 * word + at).0 << (8 * at));
+            let place = row * ROW_BYTES + (((word / 4) ^ (row % 8)) << 4) + word % 4 * 4;
+            // Safety: a word of the factor.
+            unsafe { store_weak_u32(to.at(place), value) };
+        }
+    }
+    if fences {
+        fence_proxy_async_shared();
+    }
+    Block.sync();
+    let mut sums: PartialSums = [0.5; 64];
+    // Safety: the factors are in shared memory.
+    unsafe { multiply_e4m3(&mut sums, first, second) };
+    let (warp, lane) = (Block.rank() / 32, Block.rank() % 32);
+    let wrong = (0..64).filter(|index| {
+        let row = 16 * warp + lane / 4 + index / 2 % 2 * 8;
+        let column = 8 * (index / 4) + lane % 4 * 2 + index % 2;
+        let expected: f32 = (0..128).map(|inner| bits(0, row, inner).1 * bits(1, column, inner).1).sum();
+        sums[*index as usize] != expected
+    });
+    wrong.count() as u64
+}
+
+/// Runs [`product_of_e4m3`]. Returns the number of wrong sums.
+fn wrong_sums_of_e4m3(world: &World, fences: bool) -> u64 {
+    let wrong = Arc::new(AtomicU64::new(0));
+    let sum = wrong.clone();
+    let grid = Grid::new("product", 1, THREADS, move || {
+        sum.fetch_add(product_of_e4m3(fences), SeqCst);
+    });
+    run_grid(world, DeviceConfig::default(), &grid.dynamic_shared(BYTES as usize)).unwrap();
+    wrong.load(SeqCst)
+}
+
+#[test]
+fn a_product_of_e4m3_has_the_right_sums_and_needs_the_fence() {
+    for seed in 0..4 {
+        let world = World::seeded(SeededConfig::new(seed).races(seed % 2 == 0));
+        assert_eq!(wrong_sums_of_e4m3(&world, true), 0, "seed {seed}");
+    }
+    let shows = |seed: u64| wrong_sums_of_e4m3(&World::seeded(SeededConfig::new(seed)), false) != 0;
+    assert!((0..SEEDS).any(shows), "a missing fence shows for none of {SEEDS} seeds");
 }
 
 #[test]

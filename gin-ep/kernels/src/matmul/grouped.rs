@@ -18,9 +18,10 @@ use gin_device::sys::tensor::{Matrices, TensorMap};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[bytemuck(crate = "gin_device::bytemuck")]
 pub struct Grouped {
-    /// The address of a row of `depth` BF16 for each place of the layout: a multiple of 16.
+    /// The address of a row of `depth` elements, BF16 or E4M3, for each place of the layout: a multiple of 16.
     pub rows: u64,
-    /// The address of the experts' weights: for each expert a row of `depth` BF16 for each column; a multiple of 16.
+    /// The address of the experts' weights: for each expert a row of `depth` elements for each column; a multiple of
+    /// 16.
     pub weights: u64,
     /// The address of a row of `columns` BF16 for each place of the layout: a multiple of 16; 0 if the products go to
     /// the ranks of their tokens.

@@ -8,9 +8,10 @@
 //! | [`grouped_matmul`] | multiplies the rows of each expert by its weights; sends each finished tile to the ranks of its tokens |
 //! | [`overlapped_matmul`] | the same of received rows, from when the first of them are there |
 //! | the same names with `_by_warpgroups` | multiply by the tensor cores of Hopper GPUs, in a build for sm_90a |
+//! | names with `_e4m3_by_warpgroups` | multiply E4M3 with scales of 128 inner elements; `matmul_` on one rank |
 //! | [`tile::multiply`] | multiplies one tile |
 //!
-//! Elements are BF16, sums FP32, rounded once. `docs/matmul.md` describes use, protocol and limits.
+//! Elements are BF16 unless said, sums FP32, rounded once to BF16. `docs/matmul.md` describes use, protocol and limits.
 
 mod gather;
 mod grouped;

@@ -27,7 +27,8 @@ use gin_device::sys::{Global, GlobalWord, Word};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 #[bytemuck(crate = "gin_device::bytemuck")]
 pub struct Overlapped {
-    /// The address of the experts' weights: for each expert a row of `depth` BF16 for each column; a multiple of 16.
+    /// The address of the experts' weights: for each expert a row of `depth` elements for each column; a multiple of
+    /// 16.
     pub weights: u64,
     /// The address of [`state_bytes`](Self::state_bytes) bytes, which were 0 at first: a multiple of 16. Launches with
     /// it follow each other.
@@ -616,10 +617,10 @@ impl<F: Factor> Outputs for Launch<'_, F> {
     }
 
     #[inline(always)]
-    fn column_scales(&self, &Output { to, numbers: [expert, _], .. }: &Output, which: u32) -> u64 {
+    fn column_scales(&self, &Output { to, numbers: [expert, _], .. }: &Output, _: u32) -> u64 {
         let Overlapped { weight_scales, columns, depth, .. } = *self.early;
+        // A tile has 128 columns.
         let first = u64::from(expert) * u64::from(columns.div_ceil(SCALED)) + to / u64::from(2 * SCALED);
-        let first = first + u64::from(which);
         ScaleTables { rows: 0, weights: weight_scales }.of_columns(depth, first)
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Tiles of a product of matrices of BF16, by warpgroups, with `wgmma`, on Hopper GPUs.
+//! Tiles of a product of matrices of BF16, or of E4M3 with scales, by warpgroups, with `wgmma`, on Hopper GPUs.
 //!
 //! A block multiplies tile after tile. Its warps have different work:
 //!
@@ -11,7 +11,7 @@
 //!
 //! ```text
 //!   global memory --copies of boxes--> stage of shared memory --wgmma--> sums in registers
-//!                                      128 + 256 rows of 64 elements     64 x 256 for a warpgroup
+//!                                      128 + 256 rows of 128 bytes       64 x 256 for a warpgroup
 //! ```
 //!
 //! Four stages are a ring: a stage is full when its copies are complete, and empty when eight warps have read it. The
@@ -145,7 +145,7 @@ fn phase(which: u32) -> Mbarrier {
     Mbarrier::at(&PHASES.array(), which as usize)
 }
 
-/// Returns matrices of `rows` rows each, which follow each other without gaps.
+/// Returns matrices of `rows` rows of `columns` pairs of bytes each, which follow each other without gaps.
 #[inline(always)]
 #[must_use]
 pub(crate) const fn rows_of(address: u64, columns: u32, rows: u32, number: u32, box_rows: u32) -> Matrices {
@@ -234,8 +234,8 @@ pub(crate) trait Work: Outputs {
     fn aside(&self, warp: u32);
 }
 
-/// Multiplies the tiles of `work`, over `depth` inner elements. All threads of the block, [`THREADS`] of them, call,
-/// once in a launch. They have met when it returns.
+/// Multiplies the tiles of `work`, over `depth` [pairs](Factor::pairs) of bytes of inner elements. All threads of the
+/// block, [`THREADS`] of them, call, once in a launch. They have met when it returns.
 ///
 /// # Safety
 /// - `maps` is the address of [`MAPS_BYTES`] for each block of the grid, a multiple of 128. The matrices are as

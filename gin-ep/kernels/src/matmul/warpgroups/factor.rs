@@ -96,9 +96,9 @@ const OTHER_REGISTERS: u32 = 56;
 impl<const HALVES: u32> Factor for Scaled<HALVES> {
     const COLUMNS: u32 = HALVES * E4M3_COLUMNS;
 
-    /// The address of the lane's next scale: of a row of the warp's 16 in lanes 0 to 15, and of each 128 columns in lanes
-    /// 16 and 17. Lanes whose row or columns are not there have any address, whose products are not stored.
     type Partial = PartialSums;
+    /// The address of the lane's next scale: of a row of the warp's 16 in lanes 0 to 15, of each 128 columns in lanes
+    /// 16 and 17. Other lanes, and lanes whose row or columns do not exist, have the address of lane 16.
     type Tile = u64;
     type Scale = f32;
 

@@ -45,8 +45,8 @@ pub(crate) trait Gathers: Outputs {
     fn row(&self, tile: &GatheredTile, row: u32) -> (u64, u64);
 }
 
-/// Multiplies the tiles of `work`, over `depth` inner elements, as [`multiply`](super::multiply), but the threads have
-/// not met when it returns. `right` describes the right factor.
+/// Multiplies the tiles of `work`, over `depth` pairs of bytes of inner elements, as [`multiply`](super::multiply), but
+/// the threads have not met when it returns. `right` describes the right factor.
 ///
 /// # Safety
 /// - As [`multiply`](super::multiply). All rows of a tile are there when it is taken, at multiples of 16.
