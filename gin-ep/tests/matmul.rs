@@ -374,7 +374,14 @@ fn slots_on_two_streams_multiply_rows_with_one_kernel_also_in_a_graph() {
             stream.synchronize()?;
             let mut found = vec![0u16; tokens * shape.hidden];
             output.read(0, &mut found)?;
-            check(&shape, Routing::Uniform, me, &mine, |token| elements(&shape, 2, me * tokens + token), &found);
+            check(
+                &shape,
+                (Routing::Uniform, None),
+                me,
+                &mine,
+                |token| elements(&shape, 2, me * tokens + token),
+                &found,
+            );
         }
         comm.check("experts")?;
         assert_eq!(group.status()?, None);
@@ -408,7 +415,7 @@ fn a_silent_rank_is_left_out_of_products_of_rows_that_arrive_and_may_come_back()
             for id in &mut expected.experts {
                 *id = if silent.is_some_and(|silent| *id as usize / local == silent) { -1 } else { *id };
             }
-            check(&shape, Routing::Uniform, me, &expected, row, &found);
+            check(&shape, (Routing::Uniform, None), me, &expected, row, &found);
             Ok(())
         };
         if me != SILENT {

@@ -166,13 +166,9 @@ fn weights(rank: &Rank, shape: &Shape, is_e4m3: bool) -> Result<(MemorySlice, Op
     Ok((filled(rank, &all.flat_map(|row| elements(shape, 1, row)).collect::<Vec<_>>())?, None))
 }
 
-/// Compares the output of experts that multiply with the oracle. `row` returns a token's row.
-pub fn check(shape: &Shape, routing: Routing, me: usize, mine: &Batch, row: impl Fn(usize) -> Vec<u16>, found: &[u16]) {
-    check_scaled(shape, (routing, None), me, mine, row, found);
-}
-
-/// Compares as [`check`]; with scales, experts multiply E4M3.
-fn check_scaled(
+/// Compares the output of experts that multiply with the oracle. `row` returns a token's row. With scales, experts
+/// multiply E4M3.
+pub fn check(
     shape: &Shape,
     (routing, e4m3): (Routing, Option<Scales>),
     me: usize,
@@ -329,7 +325,7 @@ fn experts_of(
         if (layout_rows as usize) < shape.ranks * tokens * topk {
             continue;
         }
-        check_scaled(shape, (routing, e4m3), me, &mine, row, &returned);
+        check(shape, (routing, e4m3), me, &mine, row, &returned);
     }
     drop(slot);
     group.destroy()
@@ -429,7 +425,7 @@ pub fn arriving(
             taken += if is_early { early.overlapped_tiles(0)? } else { 0 };
         }
         assert!(outputs[0] == outputs[1], "{case:?}: {routing:?}: the output of rank {me} depends on the way");
-        check_scaled(shape, (routing, case.e4m3), me, &mine, row, &outputs[0]);
+        check(shape, (routing, case.e4m3), me, &mine, row, &outputs[0]);
     }
     drop(slot);
     group.destroy()?;
