@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a rank waits for after a put over the proxy: a flush, a quiet, a signal of all contexts.
+//! Waits after a put over the proxy: a flush, a quiet, a signal of all contexts.
 
 use super::figure::Figure;
 use super::lab::{Lab, Play, Shape};
@@ -12,7 +12,7 @@ use gin_host::comm::{CommError, Requirements, Routes, WindowFlags};
 use gin_host::world::Rank;
 use std::cell::Cell;
 
-/// Number of contexts: all but one are those that a signal of all contexts waits for.
+/// Number of contexts. A signal of all contexts waits for all but one of them.
 const CONTEXTS: u32 = 4;
 
 /// The kernels, of which the first is what the others are compared with, and what each does.

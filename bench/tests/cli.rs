@@ -196,7 +196,7 @@ fn bench_lsa_measures_round_trips_barriers_and_puts_beside_bare_ones() {
 #[test]
 fn bench_proxy_measures_round_trips_beside_trips_of_a_cpu_thread_and_puts_by_size() {
     let tables = tables("proxy");
-    assert_eq!(tables.len(), 3);
+    assert_eq!(tables.len(), 4);
     all_right(&tables);
     let floors = beside(&tables[0], "put_value with signal and back, host memory");
     assert_eq!(floors.len(), 2);
@@ -204,10 +204,13 @@ fn bench_proxy_measures_round_trips_beside_trips_of_a_cpu_thread_and_puts_by_siz
     let floors = beside(&tables[0], "put_value with signal and back, GPU memory");
     assert!(floors.len() == 1 && floors[0].contains("which the receiver stores"), "{floors:?}");
     assert!(tables[0]["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0));
-    let parts = tables[1]["rows"].as_array().unwrap();
-    assert!(tables[1]["title"].as_str().unwrap().contains("in parts") && parts.len() == 13, "{}", tables[1]);
+    let waits = tables[1]["rows"].as_array().unwrap();
+    assert!(waits.len() == 3 && waits.iter().all(|row| row["wrong"] == 0), "{waits:?}");
+    assert_eq!(beside(&tables[1], "put_value and quiet"), ["put_value and flush"]);
+    let parts = tables[2]["rows"].as_array().unwrap();
+    assert!(tables[2]["title"].as_str().unwrap().contains("in parts") && parts.len() == 13, "{}", tables[2]);
     assert!(parts.iter().all(|row| row["wrong"] == 0), "{parts:?}");
-    let puts = tables[2]["rows"].as_array().unwrap();
+    let puts = tables[3]["rows"].as_array().unwrap();
     let names: Vec<&str> = puts.iter().map(|row| row["what"].as_str().unwrap()).collect();
     let of = |size| {
         ["time of one", "CPU time of the progress thread", "rate", "bandwidth"]
@@ -260,7 +263,7 @@ fn bench_measures_everything_by_default_and_prints_one_table_that_fits_a_screen(
     }
     let rows = text.lines().filter(|line| line.starts_with("  ")).count();
     // The heading is indented, too.
-    assert!((25..=41).contains(&rows) && text.lines().all(|line| line.len() <= 100), "{rows} rows: {text}");
+    assert!((25..=44).contains(&rows) && text.lines().all(|line| line.len() <= 100), "{rows} rows: {text}");
     assert_eq!(text.matches("nothing about speed").count(), 1, "{text}");
     let all = succeeds("post --all --device virtual --repeats 1 --deadline-ms 60000");
     assert!(all.contains("median thread") && all.contains("put, 32 threads, 8 peers"), "{all}");
