@@ -12,8 +12,8 @@
 //!
 //! Doors use the secret with which the first job began. So a process needs no more than that secret and an address.
 
+use crate::greet::{GREETING, accept, limited};
 use crate::id::{Root, Secret};
-use crate::io::{GREETING, accept, limited};
 use crate::link::{Link, Traffic};
 use crate::lock;
 use crate::message::{Answer, CollectiveId, Hello, Knock};

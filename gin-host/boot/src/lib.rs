@@ -50,6 +50,7 @@ mod collective;
 mod config;
 mod door;
 mod error;
+mod greet;
 mod id;
 mod in_process;
 mod io;
