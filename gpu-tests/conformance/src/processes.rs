@@ -272,7 +272,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Creates a group of `ranks` processes of this program, which must call [`serve`]. A case may take `limit`.
+    /// Creates a group of `ranks` processes of this program, which must call [`serve`](crate::serve::serve). A case may
+    /// take `limit`.
     #[must_use]
     pub fn new(ranks: u32, limit: Duration) -> Self {
         Self::started_by(ranks, limit, |_, variables| {
