@@ -29,6 +29,9 @@ const SHAPE: Shape = Shape { ranks: 3, experts: 6, topk: 2, hidden: 8 };
 const TOKENS: usize = 8;
 /// The deadline of a wait, by the world's clock.
 const LIMIT_NS: u64 = 20_000_000;
+/// The deadline of a wait for another process, by the clock of the machine. On a busy one a process may not run for
+/// two seconds.
+const PROCESS_DEADLINE: Deadline = Deadline::after_ms(5000);
 /// The rank that is silent.
 const SILENT: usize = 2;
 
@@ -273,7 +276,7 @@ fn process() {
         }
         let comm = rank.communicator(&Requirements::default())?;
         let kept = comm.alloc_window::<u8>(64, WindowFlags::NONE)?;
-        let bed = Bed::new(&rank, &comm, &waiting(Deadline::after_ms(2000)), way == "stored")?;
+        let bed = Bed::new(&rank, &comm, &waiting(PROCESS_DEADLINE), way == "stored")?;
         bed.whole(2)?;
         if number as usize == SILENT {
             bed.late(phase, || {
@@ -309,7 +312,7 @@ fn process() {
 fn next_group<'a>(rank: &'a Rank, job: &Arc<dyn Bootstrap>) -> Result<(Communicator, Bed<'a>), EpError> {
     let comm = Communicator::new(job.clone(), rank.device().clone(), rank.comm_config().clone());
     comm.initialise(&Requirements::default())?;
-    let bed = Bed::new(rank, &comm, &waiting(Deadline::after_ms(2000)), false)?;
+    let bed = Bed::new(rank, &comm, &waiting(PROCESS_DEADLINE), false)?;
     Ok((comm, bed))
 }
 

@@ -14,7 +14,7 @@
 
 mod joining;
 #[cfg(test)]
-mod losses;
+mod loss_tests;
 mod receive;
 
 use crate::board::Board;

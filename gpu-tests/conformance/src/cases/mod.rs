@@ -8,8 +8,10 @@
 //! | `completion`, `quiet` | counters, flushes and tokens; waits for arrival |
 //! | `sync` | barriers and teams |
 //! | `routes`, `inbox`, `atomics` | loads and stores, network; small messages; fetching atomics |
-//! | `contention`, `faults` | full queues: many threads; one that waits and loses nothing |
-//! | `faults`, `endings`, `arguments` | ends of waits; wrong arguments |
+//! | `contention` | many threads that post at a time, also to full queues |
+//! | `faults` | a full queue, which waits and loses nothing; ends of waits |
+//! | `endings` | ends of waits |
+//! | `arguments` | wrong arguments |
 //! | `wrap`, `limits`, `corners` | numbers that wrap; many and no ids; empty transfers and the like |
 //! | `nics` | queue pairs that kernels drive |
 
