@@ -168,7 +168,7 @@ impl<'a> Experts<'a> {
         let tables = scale_tables(grouped.is_e4m3, scales, grouped.depth)?;
         if grouped.is_e4m3 && tables.rows == 0 && (!grouped.has_scales || grouped.depth != grouped.sizes.row_bytes) {
             let what = "products with the scales of received rows, which are no FP32 scales of these inner elements";
-            let remedy = "pass scales of the rows, or configure `Element::E4m3` with `Scales::F32` and its elements";
+            let remedy = "pass scales of the rows, or configure rows of E4M3 with FP32 scales";
             return Err(EpError::Unsuited { what, remedy });
         }
         Ok(tables)
