@@ -56,7 +56,7 @@ NOT_PROVOKED = [
 
 def texts(folder, begins):
     for path in sorted(folder.rglob("*.rs")):
-        if path.name in ("matmul.rs", "grouped.rs", "overlapped.rs", "keep_alive.rs", "config_exchange.rs"):
+        if path.name in ("matmul.rs", "multiplier.rs", "grouped.rs", "overlapped.rs", "keep_alive.rs", "config_exchange.rs"):
             continue
         for match in re.finditer(begins + LITERAL, path.read_text(encoding="utf-8")):
             text = re.sub(r"\\\n\s*", "", match[1]).replace('\\"', '"').replace("\\n", "\n")
