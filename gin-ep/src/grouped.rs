@@ -99,8 +99,8 @@ pub struct Experts<'a> {
 }
 
 impl<'a> Experts<'a> {
-    /// Makes them of rows in the places of expert-major permuted rows, packed or as indices, and of weights: for each
-    /// expert of this rank a row for each element that comes back. So each expert has the weights of a linear layer.
+    /// Makes them of rows in the places of expert-major permuted rows, packed or as indices, and of weights. Each
+    /// expert of this rank has a row of weights for each element of a product, like a linear layer.
     /// Both are BF16, or both are [E4M3](GroupedMatmul::e4m3).
     #[must_use]
     pub const fn new(permuted: &'a Permuted, rows: &'a MemorySlice, weights: &'a MemorySlice) -> Self {
@@ -160,7 +160,7 @@ impl<'a> Experts<'a> {
         Ok((layout, params, used))
     }
 
-    /// Returns the addresses of the scales, of which those of received rows are 0.
+    /// Returns the addresses of the scales. The address for rows is 0 if the rows were received with their scales.
     fn scale_tables(&self, grouped: &GroupedMatmul, columns: u32) -> Result<ScaleTables, EpError> {
         let capacity = u64::from(self.permuted.capacity);
         let blocks = u64::from(grouped.sizes.local()) * u64::from(columns.div_ceil(SCALED));

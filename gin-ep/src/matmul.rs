@@ -152,8 +152,8 @@ impl<'a> Operands<'a> {
 /// Memory with scales, and its number of rows of scales.
 pub(crate) type ScaleRows<'a> = (&'a MemorySlice, u64);
 
-/// Returns the addresses of the scales of factors with `depth` inner elements, which those of E4M3 have: of rows, 0 if
-/// they have theirs elsewhere, and of weights.
+/// Returns the addresses of the scales of rows and of weights with `depth` inner elements. Factors of BF16 have no
+/// scales. The address for rows is 0 if their scales are elsewhere.
 pub(crate) fn scale_tables(
     is_e4m3: bool,
     scales: Option<(Option<ScaleRows<'_>>, ScaleRows<'_>)>,

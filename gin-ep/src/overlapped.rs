@@ -13,8 +13,8 @@ use gin_gpu::{Memory, MemoryKind, MemorySlice};
 /// The kernel that multiplies received rows as they arrive, for a group:
 /// [`Sent::multiply`](crate::Sent::multiply) launches it.
 ///
-/// The experts of a rank multiply the rows themselves, of BF16, or of E4M3 with FP32 scales, and one row comes back for
-/// each id, so the group has [`combine_at_source`](crate::GroupConfig::combine_at_source). Rows of E4M3 are multiplied
+/// The experts of a rank multiply the received rows, which are BF16, or E4M3 with FP32 scales. Each id returns one row,
+/// so the group has [`combine_at_source`](crate::GroupConfig::combine_at_source). Rows of E4M3 are multiplied
 /// on an H100, an H200 or a virtual GPU. Each slot has separate state, so slots may use it on
 /// several streams.
 #[derive(Debug)]

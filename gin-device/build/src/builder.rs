@@ -244,8 +244,8 @@ impl KernelBuilder {
 
     /// Compiles the crate in a build script, and writes the table `NAME.rs` to `OUT_DIR`, its files to `OUT_DIR/NAME`.
     ///
-    /// A builder without an architecture gets those of the variable `GIN_ARCHS`, or else sm_80, sm_90 and sm_100. If
-    /// the build fails, cargo reports the error and stops.
+    /// A builder without an architecture takes the variable `GIN_ARCHS`, or else sm_80, sm_90 and sm_100. If the build
+    /// fails, cargo reports the error and stops.
     ///
     /// ```no_run
     /// gin_build::KernelBuilder::new("kernels").embed("ptx");

@@ -20,8 +20,8 @@ pub struct Module {
     pub bitcode: Option<PathBuf>,
     /// The file of LLVM's IR, if [`KernelBuilder::ir`] asked for it.
     pub ir: Option<PathBuf>,
-    /// The lines that break a rule, with the default [`Limits`]. Their numbers are those of the text without the lines
-    /// of its sources.
+    /// The lines that break a rule, with the default [`Limits`]. Their numbers count the text without the lines that
+    /// name its sources.
     pub findings: Vec<Finding>,
     /// The result of `ptxas`.
     pub assembly: Assembly,

@@ -106,8 +106,8 @@ unsafe fn play(
 /// Raises a signal at the other rank, which raises one here, in each round.
 ///
 /// # Safety
-/// - One thread, launched with the same numbers on both ranks of a communicator with [`SIGNALS`] signals. Earlier
-///   launches are those of this kernel and of [`put_and_back`]. `out` has [`MARKS`] words.
+/// - One thread, launched with the same numbers on both ranks of a communicator with [`SIGNALS`] signals. Only
+///   this kernel and [`put_and_back`] were launched on it before. `out` has [`MARKS`] words.
 #[kernel]
 pub unsafe fn signal_and_back(comm: Comm, trips: Trips, out: *mut u64) {
     let gin = Gin::new(&comm, ContextId::new(0));
@@ -158,8 +158,8 @@ pub unsafe fn put_and_back(comm: Comm, to: Window<u64>, from: Window<u64>, trips
 /// between. Rank 1 waits for all of them and answers by one signal, which ends rank 0's time.
 ///
 /// # Safety
-/// - As for [`signal_and_back`], but earlier launches are those of this kernel. Both windows have `puts.slots *
-///   puts.len` words.
+/// - As for [`signal_and_back`], but only this kernel was launched before. Both windows have `puts.slots * puts.len`
+///   words.
 #[kernel]
 pub unsafe fn puts_then_answer(comm: Comm, to: Window<u64>, from: Window<u64>, puts: Puts, out: *mut u64) {
     let gin = Gin::new(&comm, ContextId::new(0));

@@ -72,7 +72,7 @@ pub struct Product {
     /// The address of [`MAPS_BYTES`](warpgroups::MAPS_BYTES) for each block of a kernel by warpgroups, a multiple of
     /// 128. Other kernels do not use it.
     pub maps: u64,
-    /// The addresses of the scales of both factors, which those of E4M3 have: multiples of 4.
+    /// The addresses of the scales of both factors, multiples of 4. Factors of BF16 have no scales.
     pub scales: ScaleTables,
     /// Number of rows of a rank.
     pub rows: u32,

@@ -17,7 +17,7 @@ pub(super) struct Copy {
     pub(super) serial: u64,
     /// Number of the thread in its block.
     pub(super) thread: u32,
-    /// Number of its group among those of its thread; none for a copy to shared memory.
+    /// Number of its group, counted for each thread; none for a copy to shared memory.
     pub(super) group: Option<u64>,
     pub(super) to: u64,
     pub(super) from: Source,

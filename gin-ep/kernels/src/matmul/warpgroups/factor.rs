@@ -20,7 +20,7 @@ pub(crate) trait Factor {
 
     /// Sums of a step that are not scaled yet.
     type Partial: Zeroable;
-    /// Where a lane finds scales of a tile.
+    /// The address of a lane's next scale, or nothing if the factors have no scales.
     type Tile;
     /// A lane's scale in a step.
     type Scale;
