@@ -12,6 +12,7 @@ use gin_host::world::{Rank, WorldConfig, join};
 use gpu_tests_kernels::{pass_len, value};
 use libloading::Library;
 use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +30,11 @@ const ROUNDS: u64 = 5;
 const DEADLINE: gin_abi::Deadline = gin_abi::Deadline::after_ms(6000);
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The functions of NCCL that the program calls.
-struct Nccl(Library);
+/// The oldest version of NCCL whose windows gin takes: 2.29.
+const OLDEST: c_int = 22900;
+
+/// The functions of NCCL that the program calls. The library stays open: its threads run on after an error.
+struct Nccl(ManuallyDrop<Library>);
 
 impl Nccl {
     /// Calls a function with a pointer and up to five numbers or pointers.
@@ -51,16 +55,23 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Opens NCCL, or returns the reason why there is none.
+/// Opens NCCL, or returns the reason why there is none, or why it does not suffice.
 fn open() -> Result<Nccl, String> {
     // Safety: NCCL's initialisers do nothing that the program does.
-    unsafe { Library::new(LIBRARY) }.map(Nccl).map_err(|error| format!("{LIBRARY}: {error}"))
+    let library = unsafe { Library::new(LIBRARY) }.map_err(|error| format!("{LIBRARY}: {error}"))?;
+    let nccl = Nccl(ManuallyDrop::new(library));
+    let mut version: c_int = 0;
+    nccl.call("ncclGetVersion", [(&raw mut version).expose_provenance()])?;
+    if version < OLDEST {
+        return Err(format!("{LIBRARY} is NCCL {version}; the trial needs 2.29 ({OLDEST}) or later"));
+    }
+    Ok(nccl)
 }
 
 /// Returns whether the trial can run; the error says why not.
 ///
 /// # Errors
-/// There is no NCCL.
+/// There is no NCCL of 2.29 or later.
 pub fn find() -> Result<(), String> {
     open().map(drop)
 }
@@ -84,8 +95,11 @@ pub fn meets(gpus: &[usize], devices: Devices) -> Outcome {
             (0..gpus.len()).map(|rank| scope.spawn(move || rank_of(nccl, devices, gpus, rank, comms[rank]))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err("a rank panicked".to_owned()))).collect()
     });
+    // Also after a failure: the trials that follow use the GPUs.
+    let end = if outcomes.iter().all(Result::is_ok) { "ncclCommDestroy" } else { "ncclCommAbort" };
+    let ended = comms.into_iter().try_for_each(|comm| nccl.call(end, [comm]));
     outcomes.into_iter().collect::<Outcome>()?;
-    comms.into_iter().try_for_each(|comm| nccl.call("ncclCommDestroy", [comm]))
+    ended
 }
 
 fn rank_of(nccl: &Nccl, devices: &Devices, gpus: &[usize], rank: usize, raw: usize) -> Outcome {
