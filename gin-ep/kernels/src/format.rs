@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How the bytes of a row get onto their way: copied, or as FP8 that the dispatch makes.
 
+use crate::element::fma;
 use crate::params::{Divisor, EXPONENTS, POWERS, Sizes, SlotParams};
 use core::marker::PhantomData;
 use gin_device::prelude::*;
@@ -208,6 +209,36 @@ pub struct Quantized;
 /// The share of a lane: 32 elements, 16 of each of two blocks, and their scales.
 type Scaled = ([(u64, u64); 2], [f32; 2]);
 
+/// Returns the scale of a block whose greatest magnitude is `max`, and the factor of its elements: as divisions, which
+/// would call functions for rare numbers, and leave the kernel few registers and a slower way to memory. `max` is one
+/// of [`Bf16`] and at least 1e-4, so a test compares all.
+#[inline(always)]
+fn scale_and_factor(max: f32, flags: u32) -> (f32, f32) {
+    let is_infinite = max == f32::INFINITY;
+    // The quotient, and once what is left of the number divided by the divisor.
+    let refined = |number: f32, divisor: f32, inverse: f32| {
+        let quotient = number * inverse;
+        fma(fma(-divisor, quotient, number), inverse, quotient)
+    };
+    let mut scale = if is_infinite { max } else { refined(max, 448.0, 1.0 / 448.0) };
+    if flags & POWERS != 0 {
+        scale = Ue8m0::from_f32_up(scale).to_f32();
+        let of_infinite = 1.0 / Ue8m0::from_f32_up(f32::INFINITY).to_f32();
+        // The exponent of a power of two, negated.
+        let factor = f32::from_bits(0x7f00_0000_u32.wrapping_sub(scale.to_bits()));
+        return (scale, if is_infinite { of_infinite } else { factor });
+    }
+    // Both are smaller by 2^64, so that the inverse of a great one is no denormal. The difference of bits is the inverse
+    // but for an eighth of it, and each step squares what is missing.
+    let small = f32::from_bits(0x1f80_0000);
+    let divisor = max * small;
+    let mut inverse = f32::from_bits(0x7ef3_11c3_u32.wrapping_sub(divisor.to_bits()));
+    for _ in 0..4 {
+        inverse = fma(fma(-divisor, inverse, 1.0), inverse, inverse);
+    }
+    (scale, if is_infinite { 0.0 } else { refined(448.0 * small, divisor, inverse) })
+}
+
 /// Makes 16 elements of a block of eight lanes, and its scale.
 #[inline(always)]
 fn quantize((first, second): ((u64, u64), (u64, u64)), flags: u32) -> ((u64, u64), f32) {
@@ -220,13 +251,7 @@ fn quantize((first, second): ((u64, u64), (u64, u64)), flags: u32) -> ((u64, u64
     max = max.max(Warp.shuffle_xor(max, 1));
     max = max.max(Warp.shuffle_xor(max, 2));
     max = max.max(Warp.shuffle_xor(max, 4)).max(1e-4);
-    let mut scale = max / 448.0;
-    let factor = if flags & POWERS == 0 {
-        448.0 / max
-    } else {
-        scale = Ue8m0::from_f32_up(scale).to_f32();
-        1.0 / scale
-    };
+    let (scale, factor) = scale_and_factor(max, flags);
     let four = |word: u64| {
         let ([a, b], [c, d]) = (two(word, 0), two(word, 1));
         let pack = |a: f32, b: f32| u64::from(E4m3::pack([a * factor, b * factor]));
@@ -286,5 +311,21 @@ impl Format for Quantized {
         };
         store(0, data[0], scale[0]);
         store(1, data[1], scale[1]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_and_factors_are_quotients() {
+        let bits = |(scale, factor): (f32, f32)| (scale.to_bits(), factor.to_bits());
+        let magnitudes = (0..=0x7f80).map(|bits| Bf16::from_bits(bits).to_f32().max(1e-4));
+        for max in magnitudes {
+            assert_eq!(bits(scale_and_factor(max, 0)), bits((max / 448.0, 448.0 / max)), "{max}");
+            let power = Ue8m0::from_f32_up(max / 448.0).to_f32();
+            assert_eq!(bits(scale_and_factor(max, POWERS)), bits((power, 1.0 / power)), "{max}");
+        }
     }
 }
