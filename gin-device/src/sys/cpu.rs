@@ -111,7 +111,7 @@ pub fn stay(value: u32) -> u32 {
 
 /// Returns its argument.
 #[inline(always)]
-pub(crate) fn stay_word(value: u64) -> u64 {
+pub fn stay_word(value: u64) -> u64 {
     value
 }
 

@@ -221,11 +221,11 @@ use cpu as imp;
 use ptx as imp;
 
 #[doc(hidden)]
-pub use imp::stay;
+pub use imp::{stay, stay_word};
 pub use imp::{
     clock_ns, cycles, let_dependents_start, pause, peek_clock_ns, read_pair, read_word, trap, wait_for_predecessor,
 };
-pub(crate) use imp::{narrow, of_lane, rolled, stay_word};
+pub(crate) use imp::{narrow, of_lane, rolled};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use table::{OPERATIONS, OperationRow};
 

@@ -129,7 +129,7 @@ pub fn stay(value: u32) -> u32 {
 
 /// Does the same as [`stay`] for 64 bits.
 #[inline(always)]
-pub(crate) fn stay_word(value: u64) -> u64 {
+pub fn stay_word(value: u64) -> u64 {
     let same: u64;
     // Safety: as for `stay`.
     unsafe {

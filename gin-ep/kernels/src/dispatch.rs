@@ -6,17 +6,17 @@ use crate::combine::{announce, returned};
 use crate::format::{Format, Metadata, RowsAlone};
 use crate::network::{Network, Routed};
 use crate::params::{
-    COMBINE, DISPATCH, EPOCH, LAST_USE, MASKED, SECTION, SECTIONS, SINCE, SlotParams, TokenParams, load,
+    COMBINE, DISPATCH, EPOCH, Eight, LAST_USE, MASKED, SECTION, SECTIONS, SINCE, Sizes, SlotParams, TokenParams, load,
 };
 use crate::protocol::{self, Launch, PUSHED, Sent, is_occupied, last_use, raise};
 use crate::reserve::reserve_within;
-use crate::routes::{Routes, check_number};
+use crate::routes::Routes;
 use crate::status;
 #[cfg(doc)]
 use crate::status::Code;
 use gin_device::prelude::*;
 use gin_device::sys::data::{store_weak_u8, store_weak_u32};
-use gin_device::sys::{Global, Memory, Word};
+use gin_device::sys::{Global, Memory, Word, stay, stay_word};
 
 /// Phase of [`dispatch`]: send the rows.
 pub const SEND: u32 = 1;
@@ -92,6 +92,7 @@ pub unsafe fn dispatch_shared<F: Format>(
     phases: u32,
 ) {
     let Some(arena) = Arena::new(comm, arena) else { return };
+    let begun = Routes::new(arena.here(), slot, tokens, true);
     let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu().wrapping_add(1);
     let launch = Launch::<Global>::new(arena.word(slot.word(DISPATCH + 3 * protocol::launch_words(epoch))));
     let started = if Block.elect() { launch.start() } else { 0 };
@@ -99,7 +100,7 @@ pub unsafe fn dispatch_shared<F: Format>(
     let since = arena.word(slot.word(SINCE)).load_relaxed_gpu();
     let reserve = |routes: &mut Routes| reserve_within(comm, &arena, slot, routes, (epoch, started), (masked, since));
     // Safety: the caller's promise.
-    let (sent, _) = unsafe { send::<F, Near, false>(&arena, slot, tokens, epoch, reserve) };
+    let (sent, _) = unsafe { send::<F, Near, false>(&arena, slot, tokens, begun, epoch, reserve) };
     if phases & RECEIVE != 0 && sent.is_last && Block.rank() < WARP_SIZE {
         receive::<F, Near>(comm, &arena, slot, epoch, Near::masked(&arena, slot));
     }
@@ -126,10 +127,11 @@ pub unsafe fn send_metadata(comm: &Comm, arena: &Window<u64>, slot: &SlotParams,
 #[inline(always)]
 pub unsafe fn send_rows<F: Format>(comm: &Comm, arena: &Window<u64>, slot: &SlotParams, tokens: &TokenParams) {
     let Some(arena) = Arena::new(comm, arena) else { return };
+    let begun = Routes::new(arena.here(), slot, tokens, false);
     let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu();
     let masked = arena.word(slot.word(MASKED)).load_relaxed_gpu();
     // Safety: the caller's promise.
-    unsafe { send::<RowsAlone<F>, Near, false>(&arena, slot, tokens, epoch, |_| masked) };
+    unsafe { send::<RowsAlone<F>, Near, false>(&arena, slot, tokens, begun, epoch, |_| masked) };
 }
 
 /// Sends and waits.
@@ -144,20 +146,23 @@ unsafe fn dispatch_by<F: Format, R: Reach>(
     tokens: &TokenParams,
     phases: u32,
 ) {
-    let before = arena.word(slot.word(EPOCH)).load_relaxed_gpu();
-    let last = arena.word(slot.word(LAST_USE)).load_relaxed_gpu();
-    let mut masked = R::masked(arena, slot);
-    let mut is_receiver = block_in_grid() == 0;
-    let mut epoch = before;
-    if phases & SEND != 0 {
-        epoch = before.wrapping_add(1);
-        let masked = |_: &mut Routes| {
+    let state = || (arena.word(slot.word(EPOCH)).load_relaxed_gpu(), R::masked(arena, slot));
+    let (is_receiver, epoch, masked) = if phases & SEND != 0 {
+        let begun = Routes::new(arena.here(), slot, tokens, true);
+        let last = arena.word(slot.word(LAST_USE)).load_relaxed_gpu();
+        let (before, mut masked) = state();
+        let epoch = before.wrapping_add(1);
+        let release = |_: &mut Routes| {
             masked = await_release(comm, arena, slot, (epoch, last), masked);
             masked
         };
         // Safety: the caller's promise.
-        is_receiver = unsafe { send::<F, R, false>(arena, slot, tokens, epoch, masked) }.0.is_last;
-    }
+        let (sent, _) = unsafe { send::<F, R, false>(arena, slot, tokens, begun, epoch, release) };
+        (sent.is_last, epoch, masked)
+    } else {
+        let (epoch, masked) = state();
+        (block_in_grid() == 0, epoch, masked)
+    };
     if phases & RECEIVE != 0 && is_receiver && Block.rank() < WARP_SIZE {
         receive::<F, R>(comm, arena, slot, epoch, masked);
     }
@@ -193,7 +198,7 @@ pub(crate) fn await_release<R: Reach>(
     masked | !back.present & u64::MAX >> (64 - slot.sizes.ranks)
 }
 
-/// Sends. Returns, in the first warp, whether the block was the last one, and, if blocks stay, whether it may wait and
+/// Sends, after [`Routes::new`]. Returns, in the first warp, whether the block was the last one, and, if blocks stay, whether it may wait and
 /// a time before the block was counted. `masked` returns the ranks that get no rows, when the block has counted the
 /// first tokens, and no rank reads rows of older dispatches in the buffer any more: [`await_release`] has the argument.
 /// For a region that sources share, [`reserve`](crate::reserve()) has it.
@@ -205,6 +210,7 @@ pub(crate) unsafe fn send<F: Format, R: Reach, const STAYS: bool>(
     arena: &Arena<R>,
     slot: &SlotParams,
     tokens: &TokenParams,
+    (mut routes, ids): (Routes, Eight),
     epoch: u64,
     masked: impl FnOnce(&mut Routes) -> u64,
 ) -> (Sent, u64) {
@@ -215,26 +221,36 @@ pub(crate) unsafe fn send<F: Format, R: Reach, const STAYS: bool>(
     if STAYS && Block.elect() {
         launch(words).start();
     }
-    let mut routes = Routes::new(arena.here(), slot, tokens);
-    let mut unit = warp * blocks as u32 + block_in_grid();
-    // The first unit is on its way while the block counts tokens.
+    let (mut unit, step) = (warp * blocks as u32 + block_in_grid(), warps * blocks as u32);
+    let number = routes.tokens;
     // Safety: the caller's promise.
-    let mut next = unsafe { Unit::load::<F>(slot, tokens, routes.tokens, unit) };
+    let load = |unit: u32| unsafe { Unit::load::<F>(slot, tokens, number, unit) };
+    // The first unit is on its way while the block counts tokens.
+    let mut next = load(unit);
+    // By the last threads, because the first ones count tokens if these are few.
+    let mut rank = Block.size() - 1 - Block.rank();
+    while rank < sizes.ranks {
+        routes.set_part(rank, if arena.route.is_remote(rank) { arena.here() } else { arena.there(rank) });
+        rank += Block.size();
+    }
     let mut section = 0;
-    let (mut first, mut end) = routes.advance(arena.here(), slot, tokens);
+    let (mut first, mut end) = routes.advance(arena.here(), slot, tokens, Some(ids));
     let masked = masked(&mut routes);
     while first != end {
         loop {
             let section_end = if F::HAS_METADATA { end } else { end_of_section(routes.tokens, section) };
             let until = end.min(section_end);
             while unit < until * units {
-                unit += warps * blocks as u32;
-                routes.pass(next.token / 32);
-                // Safety: the caller's promise.
-                unsafe {
-                    send_unit::<F, R>(arena, slot, tokens, &routes, masked, &next);
-                    next = Unit::load::<F>(slot, tokens, routes.tokens, unit);
+                let this = next;
+                // The next one is on its way while this one is sent, but not while the block counts more tokens, for
+                // which it would take registers.
+                if unit + step < until * units {
+                    next = load(unit + step);
                 }
+                routes.pass(part_of::<F>(sizes, unit).0 / 32);
+                // Safety: the caller's promise.
+                unsafe { send_unit::<F, R>(arena, slot, tokens, &routes, masked, (unit, &this)) };
+                unit += step;
             }
             if !F::HAS_METADATA && until == section_end {
                 end_section(arena, slot, section, until, masked);
@@ -243,15 +259,16 @@ pub(crate) unsafe fn send<F: Format, R: Reach, const STAYS: bool>(
             if until == end {
                 break;
             }
+            next = load(unit);
         }
-        (first, end) = routes.advance(arena.here(), slot, tokens);
+        (first, end) = routes.advance(arena.here(), slot, tokens, None);
+        if first != end {
+            next = load(unit);
+        }
     }
     let mut sent = Sent { is_last: false, may_wait: false };
     if !F::HAS_METADATA {
         return (sent, 0);
-    }
-    if tokens.plan == 0 {
-        check_number(arena.here(), slot, tokens);
     }
     if Block.rank() < WARP_SIZE {
         routes.close(arena.here(), slot);
@@ -330,8 +347,6 @@ fn end_section<R: Reach>(arena: &Arena<R>, slot: &SlotParams, section: u32, toke
 /// A unit of a token's row, as a warp loads it. If it is the row's first, each lane also has an id and its weight.
 #[derive(Clone, Copy)]
 struct Unit<D> {
-    token: u32,
-    part: u32,
     id: i32,
     weight: f32,
     data: D,
@@ -345,9 +360,7 @@ impl<D> Unit<D> {
     #[inline(always)]
     unsafe fn load<F: Format<Loaded = D>>(slot: &SlotParams, tokens: &TokenParams, number: u32, unit: u32) -> Self {
         let (sizes, k) = (&slot.sizes, lane_index());
-        let units = F::units(sizes);
-        let token = units.of(unit);
-        let part = unit - token * units.by();
+        let (token, part) = part_of::<F>(sizes, unit);
         let pairs = if token < number { sizes.row_bytes / 16 } else { 0 };
         let row = tokens.rows + u64::from(token) * u64::from(F::SOURCE * sizes.row_bytes);
         let index = u64::from(token) * u64::from(sizes.topk) + u64::from(k);
@@ -357,8 +370,16 @@ impl<D> Unit<D> {
         }
         // Safety: the caller's promise.
         let data = unsafe { F::load(row, part * F::UNIT + k, pairs) };
-        Self { token, part, id, weight, data }
+        Self { id, weight, data }
     }
+}
+
+/// Returns the token of a unit, and which part of its row the unit is.
+#[inline(always)]
+fn part_of<F: Format>(sizes: &Sizes, unit: u32) -> (u32, u32) {
+    let units = F::units(sizes);
+    let token = units.of(unit);
+    (token, unit - token * units.by())
 }
 
 /// Sends a unit of a token's row to all its ranks, by one warp.
@@ -372,17 +393,23 @@ unsafe fn send_unit<F: Format, R: Reach>(
     tokens: &TokenParams,
     routes: &Routes,
     masked: u64,
-    unit: &Unit<F::Loaded>,
+    (unit, loaded): (u32, &Unit<F::Loaded>),
 ) {
     let (sizes, me, pairs) = (&slot.sizes, arena.rank(), slot.sizes.row_bytes / 16);
-    let &Unit { token, part, id, weight, .. } = unit;
+    let (token, part) = part_of::<F>(sizes, unit);
+    let &Unit { id, weight, .. } = loaded;
     let pair = part * F::UNIT + lane_index();
-    let data = F::convert(&unit.data, tokens.flags);
-    // The rank of this lane's id, and the number of the expert there.
-    // A token with an id past the last goes nowhere, so its rank does not matter.
-    let of = sizes.owner.of(id as u32);
-    let expert = (id as u32).wrapping_sub(of.wrapping_mul(sizes.local()));
-    let owner = if id < 0 { u32::MAX } else { of };
+    let data = F::convert(&loaded.data, tokens.flags);
+    // The rank of this lane's id, and the number of the expert there, only where a part has metadata: otherwise they
+    // would take instructions for each part, and registers. A token with an id past the last goes nowhere, so its rank
+    // does not matter.
+    let (mut owner, mut expert) = (u32::MAX, u32::MAX);
+    if F::HAS_METADATA && part == 0 {
+        let id = stay(id as u32);
+        let of = sizes.owner.of(id);
+        owner = if id as i32 >= 0 { of } else { u32::MAX };
+        expert = id.wrapping_sub(of.wrapping_mul(sizes.local()));
+    }
     let mut first = 0;
     while first < sizes.ranks {
         // Each lane looks for one rank.
@@ -398,18 +425,20 @@ unsafe fn send_unit<F: Format, R: Reach>(
             let index = goes.rotate_right(next % 32).trailing_zeros().wrapping_add(next) % 32;
             goes &= !(1 << index);
             let (to, place) = (first + index, Warp.shuffle(place, index));
-            let (there, (rows, metas)) = if arena.route.is_remote(to) {
-                (arena.here(), arena.route.staged(slot.buffer, to))
-            } else {
-                (arena.there(to), (slot.rows(me), slot.meta(me)))
-            };
+            let is_remote = arena.route.is_remote(to);
+            let there = routes.part(to);
+            let rows = if is_remote { arena.route.staged(slot.buffer, to).0 } else { slot.rows(me) };
             let row = there + rows + u64::from(place) * u64::from(sizes.pitch);
-            let meta = there + metas + u64::from(place) * u64::from(sizes.meta_bytes);
+            let meta = |me: u32| {
+                let metas = if is_remote { arena.route.staged(slot.buffer, to).1 } else { slot.meta(me) };
+                there + metas + u64::from(place) * u64::from(sizes.meta_bytes)
+            };
             // Safety: the place is in this rank's region, which has room for all tokens, or was granted and is before
             // the end of the region that it shares.
             unsafe {
-                F::store(&data, row, meta + u64::from(sizes.scales_at()), pair, pairs, tokens.flags);
+                F::store(&data, row, meta(me) + u64::from(sizes.scales_at()), pair, pairs, tokens.flags);
                 if F::HAS_METADATA && part == 0 {
+                    let meta = meta(stay(me));
                     store_metadata(sizes.topk, token, if owner == to { Some((expert, weight)) } else { None }, meta);
                     if !F::MAKES_SCALES && tokens.scales != 0 {
                         copy_scales(tokens.scales, sizes.scale_bytes, token, meta + u64::from(sizes.scales_at()));
@@ -421,7 +450,7 @@ unsafe fn send_unit<F: Format, R: Reach>(
             let at = Warp.shuffle(place, owner.wrapping_sub(first) % WARP_SIZE);
             if owner.wrapping_sub(first) < WARP_SIZE {
                 let index = u64::from(token) * u64::from(sizes.topk) + u64::from(lane_index());
-                let to = arena.here() + slot.row_map() + 4 * index;
+                let to = arena.here() + stay_word(slot.row_map()) + 4 * index;
                 // Safety: the place of an id of a token, in the arena.
                 unsafe { store_weak_u32(to as usize as *mut u32, at) };
             }

@@ -53,11 +53,12 @@ pub const fn expands(sizes: &Sizes) -> bool {
 pub unsafe fn dispatch_into<F: Format>(comm: &Comm, arena: &Window<u64>, tokens: &TokenParams, to: &PermutedRows) {
     let Some(arena) = Arena::new(comm, arena) else { return };
     let slot = to.received.slot();
+    let begun = Routes::new(arena.here(), slot, tokens, true);
     let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu().wrapping_add(1);
     let (last, masked) = (arena.word(slot.word(LAST_USE)).load_relaxed_gpu(), || Near::masked(&arena, slot));
     let wait = |_: &mut Routes| await_release(comm, &arena, slot, (epoch, last), masked());
     // Safety: the caller's promise.
-    let (sent, since) = unsafe { send::<F, Near, true>(&arena, slot, tokens, epoch, wait) };
+    let (sent, since) = unsafe { send::<F, Near, true>(&arena, slot, tokens, begun, epoch, wait) };
     // A block that has not started may need the place of this one. The last one stays.
     if !Block.sync_or(sent.may_wait) {
         return;

@@ -2,6 +2,7 @@
 //! Parameters of the kernels: sizes, offsets in the arena, and the tokens, which a dispatch and its combine share.
 
 use crate::protocol::flag;
+use crate::routes::table_rows;
 use gin_device::prelude::*;
 use gin_device::sys::data::load_weak_pair;
 use gin_device::sys::{GlobalWord, Word};
@@ -154,15 +155,14 @@ impl Sizes {
     /// Returns the number of groups of 32 tokens whose routing a block has in shared memory at a time.
     #[must_use]
     pub const fn groups_of(tokens: u32, ranks: u32) -> u32 {
-        let (all, max) = (tokens.div_ceil(32), (MAX_SHARED / 4 - ranks) / ranks);
+        let (all, max) = (tokens.div_ceil(32), MAX_SHARED / (8 * ranks) - table_rows(0));
         if all < max { all } else { max }
     }
 
-    /// Returns the bytes of shared memory of a block of a dispatch.
+    /// Returns the bytes of shared memory of a block of a dispatch: the table of its routes.
     #[must_use]
     pub const fn shared_bytes(&self) -> u32 {
-        // A word of bits for each group and rank, and a number for each rank.
-        4 * self.ranks * (self.groups + 1)
+        8 * self.ranks * table_rows(self.groups)
     }
 
     /// Returns the bytes of a plan: the number of tokens, and a word of bits for each 32 tokens and each rank.
@@ -182,7 +182,7 @@ const fn scales_at(topk: u32) -> u32 {
 /// counts twice.
 pub const COUNT_IN_DISPATCH: u32 = 512;
 /// The maximum number of bytes of shared memory for the routing that a block has at a time.
-const MAX_SHARED: u32 = 24 << 10;
+const MAX_SHARED: u32 = 40 << 10;
 /// Offset of the bits in a plan.
 pub(crate) const PLAN_BITS: u64 = 16;
 

@@ -5,7 +5,7 @@ use crate::params::{Eight, PLAN_BITS, SlotParams, TokenParams, load};
 use crate::status::{self, Code};
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_u32;
-use gin_device::sys::{GlobalWord, Word};
+use gin_device::sys::{GlobalWord, Word, stay};
 
 /// Reports tokens past the limit, or a negative number of them, by one thread.
 #[inline(always)]
@@ -21,12 +21,10 @@ pub(crate) fn check_number(arena: u64, slot: &SlotParams, tokens: &TokenParams) 
 fn ids_of(slot: &SlotParams, tokens: &TokenParams, number: u32, group: u32, k: u32) -> Eight {
     let token = 32 * group + gin_device::coop::lane();
     let topk = slot.sizes.topk;
-    if token < number {
-        tokens.eight_ids(u64::from(token) * u64::from(topk), k, topk)
-    } else {
-        ((-1, -1, -1, -1), (-1, -1, -1, -1))
-    }
+    if token < number { tokens.eight_ids(u64::from(token) * u64::from(topk), k, topk) } else { NO_IDS }
 }
+
+const NO_IDS: Eight = ((-1, -1, -1, -1), (-1, -1, -1, -1));
 
 /// The ranks to which a token goes, as bits, and the greatest of its ids.
 #[derive(Clone, Copy, Debug)]
@@ -155,14 +153,35 @@ pub(crate) unsafe fn planned(slot: &SlotParams, plan: u64, rank: u32) -> u32 {
     sum
 }
 
-/// The routing of some groups of 32 tokens, in the block's dynamic shared memory. Each warp counts tokens in its own
-/// registers: the threads meet once for the groups.
+/// The row of the addresses of the ranks' parts of the arena.
+const PART: u32 = 0;
+/// The row of the numbers of all tokens.
+const COUNT: u32 = 1;
+/// The rows of the spans, [`MAX_SPANS`] of them.
+const SPANS: u32 = 2;
+/// The rows of the groups.
+const GROUPS: u32 = SPANS + MAX_SPANS;
+
+/// Returns the rows of the table of [`Routes`] with `groups` groups of 32 tokens.
+pub(crate) const fn table_rows(groups: u32) -> u32 {
+    GROUPS + groups
+}
+
+/// The maximum number of spans.
+const MAX_SPANS: u32 = 16;
+
+/// The routing of some groups of 32 tokens, in the block's dynamic shared memory. The warps count tokens together, and
+/// then each adds up in its own registers: the threads meet once for the groups, or twice for many.
+///
+/// A warp passes many groups between two units that it sends. So groups are counted in *spans*, of which a block has at
+/// most one for each warp: a place is the sum of earlier spans, of earlier groups of the span, and of earlier tokens of
+/// the group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Routes {
-    /// For each group a word for each rank, with a bit for each token that goes there.
-    bits: SharedArray<u32>,
-    /// For each rank the value of `before` after the last group.
-    all: SharedArray<u32>,
+    /// Rows with a word for each rank: [`PART`], [`COUNT`], those of the spans from [`SPANS`] on, and those of the groups
+    /// from [`GROUPS`] on. The word of a span is its number of tokens. That of a group has a bit for each token, and, in
+    /// the upper half, the number of tokens of earlier groups of the span.
+    table: SharedArray<u64>,
     ranks: u32,
     /// Number of tokens that take part.
     pub(crate) tokens: u32,
@@ -170,45 +189,55 @@ pub(crate) struct Routes {
     first: u32,
     /// Number of groups.
     groups: u32,
-    /// The first ids of the tokens that this warp counts next.
-    ahead: Eight,
-    /// For the rank of this lane's number, and for that 32 further, the number of tokens of all groups that are passed:
+    /// The binary logarithm of the number of groups of a span.
+    shift: u32,
+    /// For the rank of this lane's number, and for that 32 further, the number of tokens of all spans that are passed:
     /// more by the number of the first row there, if all sources share a region.
     before: (u32, u32),
-    /// Number of groups that are passed, from the first one of all.
+    /// Number of spans of these groups that are passed.
     passed: u32,
 }
 
 impl Routes {
-    /// Makes them without groups.
+    /// Makes them without groups. Returns also the first ids of the tokens that this warp counts first. `reports` says
+    /// whether to report tokens past the limit.
+    ///
+    /// A dispatch calls it before it loads anything else: a load of the number would wait for all loads before it.
     #[inline(always)]
-    pub(crate) fn new(arena: u64, slot: &SlotParams, tokens: &TokenParams) -> Self {
-        let (ranks, max) = (slot.sizes.ranks, slot.sizes.groups);
+    pub(crate) fn new(arena: u64, slot: &SlotParams, tokens: &TokenParams, reports: bool) -> (Self, Eight) {
+        let ranks = slot.sizes.ranks;
         let number = tokens.number(&slot.sizes);
+        if reports && tokens.plan == 0 {
+            check_number(arena, slot, tokens);
+        }
         // They are on their way meanwhile.
         let warp = if tokens.plan == 0 { Block.rank() / WARP_SIZE } else { u32::MAX / 32 };
-        let ahead = ids_of(slot, tokens, number, warp, 0);
-        let first = |rank: u32| if rank < ranks { offset_at(arena, slot, rank) } else { 0 };
-        let mine = gin_device::coop::lane();
-        let before = (first(mine), first(mine + WARP_SIZE));
-        let words = (ranks * max) as usize;
-        let bits = shared::dynamic_array::<u32>(0, words);
-        let all = shared::dynamic_array::<u32>(4 * words, ranks as usize);
-        Self { bits, all, ranks, tokens: number, first: 0, groups: 0, ahead, before, passed: 0 }
+        let ids = ids_of(slot, tokens, number, warp, 0);
+        let table = shared::dynamic_array::<u64>(0, (slot.sizes.shared_bytes() / 8) as usize);
+        let (before, passed) = ((0, 0), 0);
+        let mut routes = Self { table, ranks, tokens: number, first: 0, groups: 0, shift: 0, before, passed };
+        routes.begin(arena, slot);
+        (routes, ids)
     }
 
     /// Goes on to the next groups. Returns the first token of them and the one after the last, which are the same if
-    /// there are no more. All threads of the block call.
+    /// there are no more. All threads of the block call, the first time with the ids of [`new`](Self::new), which would
+    /// take registers from the rows later.
     #[inline(always)]
-    pub(crate) fn advance(&mut self, arena: u64, slot: &SlotParams, tokens: &TokenParams) -> (u32, u32) {
-        let is_first = self.groups == 0;
+    pub(crate) fn advance(
+        &mut self,
+        arena: u64,
+        slot: &SlotParams,
+        tokens: &TokenParams,
+        ids: Option<Eight>,
+    ) -> (u32, u32) {
         let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
-        let next = self.first + self.groups;
-        let left = self.tokens.div_ceil(32) - next;
-        if !is_first {
+        let (next, ranks) = (self.first + self.groups, self.ranks);
+        let left = stay(self.tokens).div_ceil(32) - next;
+        if ids.is_none() {
             // The first warp needs the numbers of all.
             if left > 0 || warp == 0 {
-                self.pass(next);
+                self.pass_spans(self.spans());
             }
             if left == 0 {
                 return (self.tokens, self.tokens);
@@ -216,44 +245,106 @@ impl Routes {
             // The threads have finished with the old groups.
             Block.sync();
         }
-        (self.first, self.groups) = (next, left.min(slot.sizes.groups));
+        (self.first, self.groups, self.passed) = (next, left.min(slot.sizes.groups), 0);
+        // Without a division, which small calls would wait for.
+        self.shift = 0;
+        while self.spans() > warps.min(MAX_SPANS) {
+            self.shift += 1;
+        }
+        let has_spans = self.shift != 0;
+        let write = |at: u32, bits: u32| {
+            self.table.write((GROUPS * ranks + at) as usize, bits.into());
+            if !has_spans {
+                self.table.write((SPANS * ranks + at) as usize, bits.count_ones().into());
+            }
+        };
         if tokens.plan == 0 {
             let (mut group, mut k, mut to) = (warp, 0, To::NONE);
+            let mut ahead = ids.unwrap_or_else(|| ids_of(slot, tokens, self.tokens, self.first + warp, 0));
             while group < self.groups {
-                let (of, ids) = (group, self.ahead);
+                let (of, ids) = (group, ahead);
                 k += 8;
                 let is_last = k >= slot.sizes.topk;
                 if is_last {
                     k = 0;
                     group += warps;
                 }
-                // The next ones are on their way, after the last group those of the next round.
-                let ahead = if group < self.groups { group } else { self.groups + warp };
-                self.ahead = ids_of(slot, tokens, self.tokens, self.first + ahead, k);
+                // The next ones are on their way.
+                let number = if group < self.groups { self.tokens } else { 0 };
+                ahead = ids_of(slot, tokens, number, self.first + group, k);
                 to.add(slot, ids);
                 if is_last {
-                    let ranks = to.ranks(arena, slot, tokens, self.first + of, block_in_grid() == 0);
-                    words_of(ranks, self.ranks, |rank, bits| {
-                        self.bits.write((of * self.ranks + rank) as usize, bits);
-                    });
+                    let bits = to.ranks(arena, slot, tokens, self.first + of, block_in_grid() == 0);
+                    words_of(bits, ranks, |rank, bits| write(of * ranks + rank, bits));
                     to = To::NONE;
                 }
             }
         } else {
-            let first = tokens.plan + PLAN_BITS + 4 * u64::from(self.first) * u64::from(self.ranks);
-            for word in Block.stripe((self.groups * self.ranks) as usize) {
+            let first = tokens.plan + PLAN_BITS + 4 * u64::from(self.first) * u64::from(ranks);
+            for word in Block.stripe((self.groups * ranks) as usize) {
                 // Safety: the kernel's caller promised a plan.
-                self.bits.write(word, unsafe { load(first + 4 * word as u64) });
+                write(word as u32, unsafe { load(first + 4 * word as u64) });
             }
         }
         Block.sync();
+        if has_spans {
+            self.add_up(warp);
+            Block.sync();
+        }
         (32 * self.first, self.tokens.min(32 * (self.first + self.groups)))
     }
 
-    /// Returns the number of tokens of these groups that go to a rank, if there is such a rank.
+    /// Stores the address of a rank's part of the arena, before the first [`advance`](Self::advance).
+    ///
+    /// A warp that loaded it from the table of the window for each unit would wait for the rows that it loads meanwhile.
+    #[inline(always)]
+    pub(crate) fn set_part(&self, rank: u32, address: u64) {
+        self.set(PART, rank, address);
+    }
+
+    /// Returns the address of a rank's part of the arena.
+    #[inline(always)]
+    pub(crate) fn part(&self, rank: u32) -> u64 {
+        self.word(PART, rank)
+    }
+
+    #[inline(always)]
+    fn word(&self, row: u32, rank: u32) -> u64 {
+        self.table.read((row * self.ranks + rank) as usize)
+    }
+
+    #[inline(always)]
+    fn set(&self, row: u32, rank: u32, word: u64) {
+        self.table.write((row * self.ranks + rank) as usize, word);
+    }
+
+    /// Returns the number of spans of these groups: at most one for each warp.
+    #[inline(always)]
+    const fn spans(&self) -> u32 {
+        (self.groups + (1 << self.shift) - 1) >> self.shift
+    }
+
+    /// Adds up the groups of a span, by one warp, each rank by a lane.
+    #[inline(always)]
+    fn add_up(&self, span: u32) {
+        let (from, end) = (span << self.shift, self.groups.min((span + 1) << self.shift));
+        let mut rank = stay(gin_device::coop::lane());
+        while from < end && rank < self.ranks {
+            let mut earlier = 0;
+            for group in from..end {
+                let bits = self.word(GROUPS + group, rank) as u32;
+                self.set(GROUPS + group, rank, u64::from(earlier) << 32 | u64::from(bits));
+                earlier += bits.count_ones();
+            }
+            self.set(SPANS + span, rank, earlier.into());
+            rank += WARP_SIZE;
+        }
+    }
+
+    /// Returns the number of tokens of these groups that go to a rank.
     #[inline(always)]
     pub(crate) fn total(&self, rank: u32) -> u32 {
-        self.sum(self.first, self.first + self.groups, rank)
+        self.sum(0, self.spans(), rank)
     }
 
     /// Begins at the first rows that receivers have granted since, by each warp before it passes a group.
@@ -264,33 +355,43 @@ impl Routes {
         self.before = (first(mine), first(mine + WARP_SIZE));
     }
 
-    /// Counts the tokens of all groups before `group`, by one warp. It is one of the groups, or the one after the last,
-    /// and no earlier one than at the last call.
+    /// Counts the tokens of all spans before that of `group`, by one warp. It is one of the groups, and no earlier one
+    /// than at the last call.
     #[inline(always)]
     pub(crate) fn pass(&mut self, group: u32) {
-        let lane = gin_device::coop::lane();
-        self.before.0 += self.sum(self.passed, group, lane);
-        if self.ranks > WARP_SIZE {
-            self.before.1 += self.sum(self.passed, group, lane + WARP_SIZE);
-        }
-        self.passed = group;
+        self.pass_spans((group - self.first) >> self.shift);
     }
 
-    /// Returns the number of tokens of some groups that go to a rank, if there is such a rank. A few loads are on their
+    #[inline(always)]
+    fn pass_spans(&mut self, end: u32) {
+        let mut first = 0;
+        while self.passed < end && first < self.ranks {
+            let sum = self.sum(self.passed, end, first + gin_device::coop::lane());
+            if first == 0 {
+                self.before.0 += sum;
+            } else {
+                self.before.1 += sum;
+            }
+            // One copy of the code is enough.
+            first = stay(first + WARP_SIZE);
+        }
+        self.passed = end;
+    }
+
+    /// Returns the number of tokens of some spans that go to a rank, if there is such a rank. A few loads are on their
     /// way together.
     #[inline(always)]
-    fn sum(&self, mut from: u32, to: u32, rank: u32) -> u32 {
+    fn sum(&self, mut from: u32, end: u32, rank: u32) -> u32 {
         let rank = rank.min(self.ranks - 1);
-        let count = |group: u32| self.bits.read(((group - self.first) * self.ranks + rank) as usize).count_ones();
         let mut sum = 0;
-        while from + 4 <= to {
-            sum += count(from) + count(from + 1) + (count(from + 2) + count(from + 3));
+        while from < end {
+            let of = |span: u32| {
+                let tokens = self.word(SPANS + span.min(end - 1), rank) as u32;
+                if span < end { tokens } else { 0 }
+            };
+            let (a, b, c, d) = (of(from), of(from + 1), of(from + 2), of(from + 3));
+            sum += a + b + (c + d);
             from += 4;
-        }
-        if from < to {
-            let last = to - 1;
-            let (a, b, c) = (count(from), count(last.min(from + 1)), count(last));
-            sum += a + if from < last { c } else { 0 } + if from + 1 < last { b } else { 0 };
         }
         sum
     }
@@ -299,23 +400,24 @@ impl Routes {
     /// `end`. The token is of the group that the warp has passed up to, and the rank is one of this lane.
     #[inline(always)]
     pub(crate) fn place(&self, token: u32, rank: u32, end: u32) -> Option<u32> {
-        let bits = self.bits.read(((token / 32 - self.first) * self.ranks + rank) as usize);
+        let word = self.word(GROUPS + token / 32 - self.first, rank);
+        let (bits, earlier) = (word as u32, (word >> 32) as u32);
         let before = if rank < WARP_SIZE { self.before.0 } else { self.before.1 };
-        let place = before + (bits & ((1 << (token % 32)) - 1)).count_ones();
+        let place = before + earlier + (bits & ((1 << (token % 32)) - 1)).count_ones();
         if bits >> (token % 32) & 1 != 0 && place < end { Some(place) } else { None }
     }
 
     /// Stores the numbers of all tokens, by the first warp after the last round, for calls of [`count`](Self::count).
     #[inline(always)]
     pub(crate) fn close(&self, arena: u64, slot: &SlotParams) {
-        let lane = gin_device::coop::lane();
+        let lane = stay(gin_device::coop::lane());
         // A masked rank may grant meanwhile.
         let counted = |before: u32, rank: u32| before.wrapping_sub(offset_at(arena, slot, rank));
         if lane < self.ranks {
-            self.all.write(lane as usize, counted(self.before.0, lane));
+            self.set(COUNT, lane, counted(self.before.0, lane).into());
         }
         if lane + WARP_SIZE < self.ranks {
-            self.all.write((lane + WARP_SIZE) as usize, counted(self.before.1, lane + WARP_SIZE));
+            self.set(COUNT, lane + WARP_SIZE, counted(self.before.1, lane + WARP_SIZE).into());
         }
         Warp.sync();
     }
@@ -323,6 +425,6 @@ impl Routes {
     /// Returns the number of tokens that go to a rank, in the first warp.
     #[inline(always)]
     pub(crate) fn count(&self, rank: u32) -> u32 {
-        self.all.read(rank as usize)
+        self.word(COUNT, rank) as u32
     }
 }
