@@ -220,12 +220,12 @@ use cpu as imp;
 #[cfg(target_arch = "nvptx64")]
 use ptx as imp;
 
-#[doc(hidden)]
-pub use imp::{stay, stay_word};
 pub use imp::{
     clock_ns, cycles, let_dependents_start, pause, peek_clock_ns, read_pair, read_word, trap, wait_for_predecessor,
 };
 pub(crate) use imp::{narrow, of_lane, rolled};
+#[doc(hidden)]
+pub use imp::{stay, stay_word};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use table::{OPERATIONS, OperationRow};
 

@@ -198,10 +198,10 @@ pub(crate) fn await_release<R: Reach>(
     masked | !back.present & u64::MAX >> (64 - slot.sizes.ranks)
 }
 
-/// Sends, after [`Routes::new`]. Returns, in the first warp, whether the block was the last one, and, if blocks stay, whether it may wait and
-/// a time before the block was counted. `masked` returns the ranks that get no rows, when the block has counted the
-/// first tokens, and no rank reads rows of older dispatches in the buffer any more: [`await_release`] has the argument.
-/// For a region that sources share, [`reserve`](crate::reserve()) has it.
+/// Sends, after [`Routes::new`]. Returns, in the first warp, whether the block was the last one, and, if blocks stay,
+/// whether it may wait and a time before the block was counted. `masked` returns the ranks that get no rows, when the
+/// block has counted the first tokens, and no rank reads rows of older dispatches in the buffer any more:
+/// [`await_release`] has the argument. For a region that sources share, [`reserve`](crate::reserve()) has it.
 ///
 /// # Safety
 /// - As [`dispatch`].

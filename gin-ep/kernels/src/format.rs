@@ -228,8 +228,8 @@ fn scale_and_factor(max: f32, flags: u32) -> (f32, f32) {
         let factor = f32::from_bits(0x7f00_0000_u32.wrapping_sub(scale.to_bits()));
         return (scale, if is_infinite { of_infinite } else { factor });
     }
-    // Both are smaller by 2^64, so that the inverse of a great one is no denormal. The difference of bits is the inverse
-    // but for an eighth of it, and each step squares what is missing.
+    // Both are smaller by 2^64, so that the inverse of a great one is no denormal. The difference of bits is the
+    // inverse but for an eighth of it, and each step squares what is missing.
     let small = f32::from_bits(0x1f80_0000);
     let divisor = max * small;
     let mut inverse = f32::from_bits(0x7ef3_11c3_u32.wrapping_sub(divisor.to_bits()));

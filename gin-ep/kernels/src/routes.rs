@@ -178,9 +178,9 @@ const MAX_SPANS: u32 = 16;
 /// the group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Routes {
-    /// Rows with a word for each rank: [`PART`], [`COUNT`], those of the spans from [`SPANS`] on, and those of the groups
-    /// from [`GROUPS`] on. The word of a span is its number of tokens. That of a group has a bit for each token, and, in
-    /// the upper half, the number of tokens of earlier groups of the span.
+    /// Rows with a word for each rank: [`PART`], [`COUNT`], from [`SPANS`] on those of the spans, and from [`GROUPS`]
+    /// on those of the groups. The word of a span is its number of tokens. That of a group has a bit for each token,
+    /// and, in the upper half, the number of tokens of earlier groups of the span.
     table: SharedArray<u64>,
     ranks: u32,
     /// Number of tokens that take part.
@@ -296,7 +296,8 @@ impl Routes {
 
     /// Stores the address of a rank's part of the arena, before the first [`advance`](Self::advance).
     ///
-    /// A warp that loaded it from the table of the window for each unit would wait for the rows that it loads meanwhile.
+    /// A warp that loaded it from the table of the window for each unit would wait for the rows that it loads
+    /// meanwhile.
     #[inline(always)]
     pub(crate) fn set_part(&self, rank: u32, address: u64) {
         self.set(PART, rank, address);
