@@ -213,7 +213,8 @@ type Scaled = ([(u64, u64); 2], [f32; 2]);
 /// would call functions for rare numbers, and leave the kernel few registers and a slower way to memory. `max` is one
 /// of [`Bf16`] and at least 1e-4, so a test compares all.
 #[inline(always)]
-fn scale_and_factor(max: f32, flags: u32) -> (f32, f32) {
+#[must_use]
+pub fn scale_and_factor(max: f32, flags: u32) -> (f32, f32) {
     let is_infinite = max == f32::INFINITY;
     // The quotient, and once what is left of the number divided by the divisor.
     let refined = |number: f32, divisor: f32, inverse: f32| {
@@ -311,21 +312,5 @@ impl Format for Quantized {
         };
         store(0, data[0], scale[0]);
         store(1, data[1], scale[1]);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn scales_and_factors_are_quotients() {
-        let bits = |(scale, factor): (f32, f32)| (scale.to_bits(), factor.to_bits());
-        let magnitudes = (0..=0x7f80).map(|bits| Bf16::from_bits(bits).to_f32().max(1e-4));
-        for max in magnitudes {
-            assert_eq!(bits(scale_and_factor(max, 0)), bits((max / 448.0, 448.0 / max)), "{max}");
-            let power = Ue8m0::from_f32_up(max / 448.0).to_f32();
-            assert_eq!(bits(scale_and_factor(max, POWERS)), bits((power, 1.0 / power)), "{max}");
-        }
     }
 }

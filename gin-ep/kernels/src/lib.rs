@@ -112,9 +112,10 @@ pub use reserve::reserve;
 pub use routes::plan;
 pub use status::{Code, STATUS_WORDS, reported};
 
-/// Parts for the models of the protocol.
+/// Parts for the models of the protocol, and for tests.
 #[doc(hidden)]
 pub mod internal {
+    pub use crate::format::scale_and_factor;
     pub use crate::matmul::tile_scheduler::{Lists, TileScheduler, WORDS, look};
     pub use crate::protocol::*;
 }

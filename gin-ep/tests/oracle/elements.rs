@@ -3,7 +3,10 @@
 
 use crate::support::{self, Input};
 use crate::{config, on_ranks};
+use gin_device::prelude::*;
 use gin_ep::{Element, Group, Scales};
+use gin_ep_kernels::POWERS;
+use gin_ep_kernels::internal::scale_and_factor;
 use gin_ep_oracle::{Batch, Shape, narrow, quantized};
 use gin_host::world::WorldConfig;
 
@@ -60,5 +63,15 @@ fn zeros_and_tiny_elements_become_fp8_with_the_least_scale() {
             drop(slot);
             group.destroy()
         });
+    }
+}
+
+#[test]
+fn scales_and_factors_of_fp8_are_the_quotients_of_all_magnitudes() {
+    let bits = |(scale, factor): (f32, f32)| (scale.to_bits(), factor.to_bits());
+    for max in (0..=0x7f80).map(|bits| Bf16::from_bits(bits).to_f32().max(1e-4)) {
+        assert_eq!(bits(scale_and_factor(max, 0)), bits((max / 448.0, 448.0 / max)), "{max}");
+        let power = Ue8m0::from_f32_up(max / 448.0).to_f32();
+        assert_eq!(bits(scale_and_factor(max, POWERS)), bits((power, 1.0 / power)), "{max}");
     }
 }
