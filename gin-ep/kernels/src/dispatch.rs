@@ -438,6 +438,7 @@ unsafe fn send_unit<F: Format, R: Reach>(
             unsafe {
                 F::store(&data, row, meta(me) + u64::from(sizes.scales_at()), pair, pairs, tokens.flags);
                 if F::HAS_METADATA && part == 0 {
+                    // Here, so that the address takes no registers for other parts.
                     let meta = meta(stay(me));
                     store_metadata(sizes.topk, token, if owner == to { Some((expert, weight)) } else { None }, meta);
                     if !F::MAKES_SCALES && tokens.scales != 0 {

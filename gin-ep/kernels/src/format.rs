@@ -209,8 +209,9 @@ pub struct Quantized;
 /// The share of a lane: 32 elements, 16 of each of two blocks, and their scales.
 type Scaled = ([(u64, u64); 2], [f32; 2]);
 
-/// Returns the scale of a block whose greatest magnitude is `max`, and the factor of its elements: as divisions, which
-/// would call functions for rare numbers, and leave the kernel few registers and a slower way to memory. `max` is one
+/// Returns the scale of a block whose greatest magnitude is `max`, and the factor of its elements.
+///
+/// They have the bits of divisions. Divisions would call functions for rare numbers, and take registers. `max` is one
 /// of [`Bf16`] and at least 1e-4, so a test compares all.
 #[inline(always)]
 #[must_use]

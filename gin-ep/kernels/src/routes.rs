@@ -153,13 +153,14 @@ pub(crate) unsafe fn planned(slot: &SlotParams, plan: u64, rank: u32) -> u32 {
     sum
 }
 
-/// The row of the addresses of the ranks' parts of the arena.
+/// The row of the table of [`Routes`] with the address of each rank's part of the arena.
 const PART: u32 = 0;
-/// The row of the numbers of all tokens.
+/// The row with the number of all tokens for each rank.
 const COUNT: u32 = 1;
-/// The rows of the spans, [`MAX_SPANS`] of them.
+/// The first row of the spans: the number of tokens of a span for each rank.
 const SPANS: u32 = 2;
-/// The rows of the groups.
+/// The first row of the groups. The lower half of a word has a bit for each token that goes to the rank. The upper half
+/// is the number of such tokens in earlier groups of the span.
 const GROUPS: u32 = SPANS + MAX_SPANS;
 
 /// Returns the rows of the table of [`Routes`] with `groups` groups of 32 tokens.
@@ -178,9 +179,7 @@ const MAX_SPANS: u32 = 16;
 /// the group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Routes {
-    /// Rows with a word for each rank: [`PART`], [`COUNT`], from [`SPANS`] on those of the spans, and from [`GROUPS`]
-    /// on those of the groups. The word of a span is its number of tokens. That of a group has a bit for each token,
-    /// and, in the upper half, the number of tokens of earlier groups of the span.
+    /// Rows of a word for each rank: [`PART`], [`COUNT`], those from [`SPANS`] on, and those from [`GROUPS`] on.
     table: SharedArray<u64>,
     ranks: u32,
     /// Number of tokens that take part.
@@ -296,8 +295,8 @@ impl Routes {
 
     /// Stores the address of a rank's part of the arena, before the first [`advance`](Self::advance).
     ///
-    /// A warp that loaded it from the table of the window for each unit would wait for the rows that it loads
-    /// meanwhile.
+    /// It is in shared memory because the assembler lets loads share counters. A load from the window's table would
+    /// also wait for the rows that the warp has begun to load.
     #[inline(always)]
     pub(crate) fn set_part(&self, rank: u32, address: u64) {
         self.set(PART, rank, address);
