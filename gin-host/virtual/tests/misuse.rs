@@ -238,11 +238,17 @@ fn an_exchange_that_waits_for_an_exited_lane_names_the_lane() {
         &["grid `lost lane`", "exchange of lanes 0xffffffff"],
     );
     let late = || {
-        Grid::new("late", 1, 32, || {
-            if thread() != 3 {
-                pause(1_000_000);
-                exchange(u32::MAX, 0);
+        let has_begun = AtomicU32::new(0);
+        Grid::new("late", 1, 32, move || {
+            if thread() == 3 {
+                // The thread ends before another one runs.
+                has_begun.store(1, SeqCst);
+                return;
             }
+            while has_begun.load(SeqCst) == 0 {
+                pause(1000);
+            }
+            exchange(u32::MAX, 0);
         })
     };
     wrong(late, &["an exchange of lanes 0xffffffff needs lanes 0x00000008, which have exited"]);
