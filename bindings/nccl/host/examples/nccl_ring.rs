@@ -46,6 +46,7 @@ type Languages = fn(u32) -> Language;
 #[derive(Clone, Copy, Debug)]
 enum Case {
     Ring,
+    Fetch,
     AllToAll,
     /// Rank 0 alone launches, and its wait ends by the deadline.
     Alone,
@@ -102,7 +103,7 @@ fn run() -> Fallible<()> {
             ("even ranks C++, odd ranks Rust", odd_rust),
         ]);
     }
-    for case in [Case::Ring, Case::AllToAll] {
+    for case in [Case::Ring, Case::Fetch, Case::AllToAll] {
         for (name, languages) in &cases {
             let time = job(&library, &modules, (ranks, gpus), case, *languages)?;
             println!("{case:?}, {name}: {ROUNDS} rounds in {time:.1?}");
@@ -195,7 +196,11 @@ fn on_comm(
     send.write(0, &vec![0u64; words])?;
     // Loads and allocations come before any kernel that waits.
     let rust = device.load(ModuleSource::Cubin(&place.modules.rust))?;
-    let name = if matches!(case, Case::AllToAll) { "all_to_all" } else { "ring" };
+    let name = match case {
+        Case::AllToAll => "all_to_all",
+        Case::Fetch => "fetch",
+        Case::Ring | Case::Alone | Case::Abort => "ring",
+    };
     let kernel = match (language, &place.modules.cpp) {
         (Language::Rust, _) => Program::Rust(Kernel::of(device, &*rust, name)?),
         (Language::Cpp, Some(image)) => Program::Cpp(Cpp::load(image, name)?),
@@ -208,7 +213,7 @@ fn on_comm(
     let start = Instant::now();
     let launch = Launch { stream, comm: &comm, receive: &receive, send: &send, words, wrong: wrong.address() };
     match case {
-        Case::Ring | Case::AllToAll => launch.start(&kernel, case, DEADLINE)?,
+        Case::Ring | Case::Fetch | Case::AllToAll => launch.start(&kernel, case, DEADLINE)?,
         Case::Alone if rank == 0 => launch.start(&kernel, case, Deadline::after_ms(200))?,
         Case::Abort if rank == 0 => {
             launch.start(&kernel, case, Deadline::NONE)?;

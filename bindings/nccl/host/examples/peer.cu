@@ -34,6 +34,24 @@ extern "C" __global__ void cpp_ring(ncclDevComm comm, ncclWindow_t receive, nccl
     gin.waitSignal(block, 1, rounds);
 }
 
+extern "C" __global__ void cpp_fetch(ncclDevComm comm, ncclWindow_t receive, ncclWindow_t send, uint64_t* received,
+                                     uint64_t* sent, size_t len, uint64_t rounds, unsigned long long* wrong) {
+    ncclGin gin(comm, 0);
+    ncclTeam world = ncclTeamWorld(comm);
+    int left = (world.rank + world.nRanks - 1) % world.nRanks;
+    ncclCoopCta block;
+    ncclGinBarrierSession<ncclCoopCta> barrier(block, gin, ncclTeamTagWorld(), 0);
+    for (uint64_t round = 1; round <= rounds; round++) {
+        for (size_t i = threadIdx.x; i < len; i += blockDim.x) sent[i] = word(world.rank, round, i);
+        barrier.sync(block, cuda::memory_order_acq_rel, ncclGinFenceLevel::None);
+        gin.get(world, left, send, 0, receive, 0, len * sizeof(uint64_t), block);
+        barrier.sync(block, cuda::memory_order_acq_rel, ncclGinFenceLevel::Get);
+        for (size_t i = threadIdx.x; i < len; i += blockDim.x)
+            if (received[i] != word(left, round, i)) report(wrong, i);
+        barrier.sync(block, cuda::memory_order_acq_rel, ncclGinFenceLevel::None);
+    }
+}
+
 extern "C" __global__ void cpp_all_to_all(ncclDevComm comm, ncclWindow_t window, uint64_t* words, uint64_t rounds,
                                           unsigned long long* wrong) {
     ncclGin gin(comm, 0);

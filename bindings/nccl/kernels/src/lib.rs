@@ -71,6 +71,44 @@ pub unsafe fn ring(comm: Comm, receive: Window<u64>, send: Window<u64>, len: usi
     }
 }
 
+/// Gets `len` words from the left neighbour `rounds` times, and checks each word.
+///
+/// In each round all ranks meet three times: when their words are there to be read, when those that they get have
+/// arrived, and when they have compared them. A wrong word is reported with its index as the code.
+///
+/// # Safety
+/// - One block, launched once on every rank of a communicator with a barrier of all ranks.
+/// - `send` and `receive` have `len` words.
+#[kernel]
+pub unsafe fn fetch(comm: Comm, receive: Window<u64>, send: Window<u64>, len: usize, rounds: u64, deadline: Deadline) {
+    let gin = Gin::new(&comm, ContextId::new(0));
+    let world = comm.world();
+    let left = world.left();
+    let exchange = || -> Result<(), Fault> {
+        let mut barrier = BarrierSession::new(&gin, BarrierTeam::World, 0)?;
+        let mut round = 1;
+        while round <= rounds {
+            for index in Block.stripe(len) {
+                send.write(index, word(world.rank(), round, index));
+            }
+            barrier.sync(&Block, Fence::None, deadline)?;
+            gin.get(left, receive.range(0, len), send.range(0, len)).issue(&Block)?;
+            barrier.sync(&Block, Fence::Get, deadline)?;
+            for index in Block.stripe(len) {
+                if receive.read(index) != word(left.world(), round, index) {
+                    comm.report_code(index as u64);
+                }
+            }
+            barrier.sync(&Block, Fence::None, deadline)?;
+            round += 1;
+        }
+        Ok(())
+    };
+    if let Err(fault) = exchange() {
+        comm.report(fault);
+    }
+}
+
 /// Puts one word to each rank, with its value in the request, and meets all ranks.
 ///
 /// `words` has two words for each rank, one for even and one for odd rounds. A wrong word is reported with the sender's

@@ -4,12 +4,12 @@
 
 use gin_host::comm::Deadline;
 use gin_host::prelude::*;
-use gin_nccl_kernels::{all_to_all, ring};
+use gin_nccl_kernels::{all_to_all, fetch, ring};
 
 const DEADLINE: Deadline = Deadline::after_ms(1000);
 const WORDS: usize = 100;
 
-/// Runs both kernels on each rank.
+/// Runs the kernels on each rank.
 fn run(config: WorldConfig) -> Result<(), Box<dyn std::error::Error>> {
     let ranks = config.ranks as usize;
     launch(config, |rank| -> Result<(), CommError> {
@@ -22,6 +22,7 @@ fn run(config: WorldConfig) -> Result<(), Box<dyn std::error::Error>> {
         // Safety: one block on every rank; the windows live until the stream is done.
         unsafe {
             ring::launch(&stream, shape, &device, &receive, &send, WORDS, 5, DEADLINE)?;
+            fetch::launch(&stream, shape, &device, &receive, &send, WORDS, 5, DEADLINE)?;
             all_to_all::launch(&stream, shape, &device, &words, 5, DEADLINE)?;
         }
         stream.synchronize()?;
