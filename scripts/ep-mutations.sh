@@ -176,9 +176,10 @@ unset GIN_EP_WITHOUT
 cp "$kernels"/*.rs "$copy/$kernels"
 cp -r "$kernels"/matmul/. "$copy/$kernels/matmul"
 
-mutation "groups that are counted again" $kernels/routes.rs "self.passed = group;" "" $rounds
-mutation "the rest of a round not counted" $kernels/routes.rs "self.pass(next);" "" $rounds
+mutation "groups that are counted again" $kernels/routes.rs "self.passed = end;" "" $rounds
+mutation "the rest of a round not counted" $kernels/routes.rs "self.pass_spans(self.spans());" "" $rounds
 mutation "one set of words of a launch" $kernels/protocol.rs "epoch & 1" "epoch & 0" $bits
+mutation "the first of two blocks counted as the last" $kernels/protocol.rs "blocks == 1 || {" "blocks <= 2 || {" $bits
 mutation "rows of a released dispatch overwritten without a word of other ranks" $kernels/protocol.rs \
     "last as u32 == last_use(buffer, false) as u32" "last as u32 == u32::MAX" $races
 mutation "rows given up announced by the fifth block" $kernels/dispatch.rs "Warp.any(started == 0)" \
@@ -209,7 +210,7 @@ mutation "rows past the end of a shared region" $kernels/dispatch.rs "routes.pla
     "routes.place(token, mine, u32::MAX)" $limits
 mutation "terms of rows that were left out" $kernels/combine.rs "is_first && is_sent" "is_first" $limits
 mutation "a shared region without the number of the first row" $kernels/routes.rs \
-    "if rank < ranks { offset_at(arena, slot, rank) }" "if rank < ranks { offset_at(arena, slot, rank).min(0) }" $rounds
+    "before.wrapping_sub(offset_at(arena, slot, rank))" "before" $rounds
 mutation "a dispatch without the number of the first row that it was granted" $kernels/routes.rs \
     "if rank < self.ranks { offset_at(arena, slot, rank) }" \
     "if rank < self.ranks { offset_at(arena, slot, rank).min(0) }" $limits

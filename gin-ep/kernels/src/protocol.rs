@@ -77,10 +77,15 @@ impl<M: Memory> Launch<M> {
 
     /// Counts a block that has sent. Its threads have met the caller.
     ///
-    /// Ordering: release, at system scope; for the last block also acquire, at GPU scope.
+    /// Ordering: release, for the last block also acquire, at GPU scope. That is enough for stores to other GPUs too:
+    /// what the last block releases at system scope afterwards covers all that it has acquired.
     #[inline(always)]
     pub fn finish(&self, blocks: u64) -> Sent {
-        M::fence_release_sys();
+        // The only block has met its threads, and has no other one to hear from.
+        if blocks == 1 {
+            return Sent { is_last: true, may_wait: true };
+        }
+        M::fence_release_gpu();
         let started = self.started.load_relaxed_gpu();
         let is_last = self.count(blocks);
         // All blocks have started if all have sent, though the load may be older than that.
@@ -90,8 +95,10 @@ impl<M: Memory> Launch<M> {
     /// Counts a block as [`finish`](Self::finish), where no block waits. Returns whether it is the last one.
     #[inline(always)]
     pub fn finish_without_wait(&self, blocks: u64) -> bool {
-        M::fence_release_sys();
-        self.count(blocks)
+        blocks == 1 || {
+            M::fence_release_gpu();
+            self.count(blocks)
+        }
     }
 
     #[inline(always)]
@@ -114,10 +121,10 @@ impl<M: Memory> Launch<M> {
 /// threads have met the caller. Returns whether they were the last ones of this launch; then the caller may raise their
 /// flag. The counter was 0 at first.
 ///
-/// Ordering: release, at system scope; for the last ones also acquire, at GPU scope.
+/// Ordering: as [`Launch::finish`].
 #[inline(always)]
 pub fn count<M: Memory>(counter: M::Word, number: u64, of: u64) -> bool {
-    M::fence_release_sys();
+    M::fence_release_gpu();
     let is_last = counter.add_relaxed_gpu(number).wrapping_add(number).is_multiple_of(of);
     if is_last {
         M::fence_acquire_gpu();
