@@ -231,11 +231,11 @@ pub fn scale_and_factor(max: f32, flags: u32) -> (f32, f32) {
         return (scale, if is_infinite { of_infinite } else { factor });
     }
     // Both are smaller by 2^64, so that the inverse of a great one is no denormal. The difference of bits is the
-    // inverse but for an eighth of it, and each step squares what is missing.
+    // inverse but for an eighth of it, and each step squares what is missing. Two are enough for all magnitudes.
     let small = f32::from_bits(0x1f80_0000);
     let divisor = max * small;
     let mut inverse = f32::from_bits(0x7ef3_11c3_u32.wrapping_sub(divisor.to_bits()));
-    for _ in 0..4 {
+    for _ in 0..2 {
         inverse = fma(fma(-divisor, inverse, 1.0), inverse, inverse);
     }
     (scale, if is_infinite { 0.0 } else { refined(448.0 * small, divisor, inverse) })

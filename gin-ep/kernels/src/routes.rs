@@ -246,10 +246,8 @@ impl Routes {
         }
         (self.first, self.groups, self.passed) = (next, left.min(slot.sizes.groups), 0);
         // Without a division, which small calls would wait for.
-        self.shift = 0;
-        while self.spans() > warps.min(MAX_SPANS) {
-            self.shift += 1;
-        }
+        let spans = 31 - warps.min(MAX_SPANS).leading_zeros();
+        self.shift = 32 - (self.groups.saturating_sub(1) >> spans).leading_zeros();
         let has_spans = self.shift != 0;
         let write = |at: u32, bits: u32| {
             self.table.write((GROUPS * ranks + at) as usize, bits.into());
