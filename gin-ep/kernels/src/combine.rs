@@ -126,9 +126,9 @@ unsafe fn combine_by<E: Element, R: Reach>(
     let blocks = grid_dim().count() as u64;
     let launch = Launch::<Global>::new(arena.word(slot.word(COMBINE)));
     let before = if Block.elect() { launch.start() } else { 1 };
-    let epoch = arena.word(slot.word(EPOCH)).load_relaxed_gpu();
-    let since = arena.word(slot.word(SINCE)).load_relaxed_gpu();
-    let masked = arena.word(slot.word(MASKED)).load_relaxed_gpu();
+    // The first warp alone needs them. With loads by all warps a combine of a few hundred tokens takes a fifth longer.
+    let state = |word: u64| if Block.rank() < WARP_SIZE { arena.word(slot.word(word)).load_relaxed_gpu() } else { 0 };
+    let (epoch, since, masked) = (state(EPOCH), state(SINCE), state(MASKED));
     let is_returned = sums.flags & RETURNED != 0;
     let is_in_place = sums.rows == 0 && !is_returned;
     // The warp sends rows back to remote ranks.
@@ -165,10 +165,6 @@ unsafe fn combine_by<E: Element, R: Reach>(
     }
     if gives {
         R::give_back(arena, slot, epoch, masked, is_in_place);
-        if Warp.elect() {
-            // The next dispatch follows this kernel, which ends when all ranks have returned their rows.
-            arena.word(slot.word(LAST_USE)).store_relaxed_gpu(last_use(slot.buffer, true));
-        }
     }
     // The flags are on their way meanwhile.
     let number = tokens.number(&slot.sizes);
@@ -177,6 +173,10 @@ unsafe fn combine_by<E: Element, R: Reach>(
     let first = unsafe { Work::new(arena, slot, tokens, sums, &shares) };
     shares.go_on(&launch);
     let back = returned(comm, arena, slot, (epoch, since, masked), is_in_place);
+    if gives && Warp.elect() {
+        // The next dispatch follows this kernel, which ends when all ranks have returned their rows.
+        arena.word(slot.word(LAST_USE)).store_relaxed_gpu(last_use(slot.buffer, true));
+    }
     // Safety: the caller's promise.
     unsafe { add_up::<E, R>(arena, slot, tokens, sums, (&launch, shares), back, first) };
 }
@@ -257,6 +257,8 @@ unsafe fn give_back<R: Reach>(arena: &Arena<R>, slot: &SlotParams, sums: &Sums, 
     }
 }
 
+shared! { static BACK: [u64; 2]; }
+
 /// The ranks that have returned their rows, as bits, and those of them that have left the rows in place.
 #[derive(Clone, Copy)]
 pub(crate) struct Back {
@@ -297,7 +299,13 @@ pub(crate) fn returned<R: Reach>(
             first += WARP_SIZE;
         }
     }
-    Back { present: Block.broadcast(back.present, 0), in_place: Block.broadcast(back.in_place, 0) }
+    if Block.elect() {
+        BACK.array().write(0, back.present);
+        BACK.array().write(1, back.in_place);
+    }
+    // A block waits once in a launch, so these words are written once, and one barrier is enough.
+    Block.sync();
+    Back { present: BACK.array().read(0), in_place: BACK.array().read(1) }
 }
 
 /// The units of sums that a warp takes.

@@ -146,7 +146,11 @@ unsafe fn dispatch_by<F: Format, R: Reach>(
     tokens: &TokenParams,
     phases: u32,
 ) {
-    let state = || (arena.word(slot.word(EPOCH)).load_relaxed_gpu(), R::masked(arena, slot));
+    // The first warp alone needs the number. With loads by all warps a dispatch takes longer. But the condition takes a
+    // register, which a dispatch that makes scales does not have.
+    let needs_number = F::MAKES_SCALES || Block.rank() < WARP_SIZE;
+    let number = || if needs_number { arena.word(slot.word(EPOCH)).load_relaxed_gpu() } else { 0 };
+    let state = || (number(), R::masked(arena, slot));
     let (is_receiver, epoch, masked) = if phases & SEND != 0 {
         let begun = Routes::new(arena.here(), slot, tokens, true);
         let last = arena.word(slot.word(LAST_USE)).load_relaxed_gpu();
@@ -215,7 +219,8 @@ pub(crate) unsafe fn send<F: Format, R: Reach, const STAYS: bool>(
     masked: impl FnOnce(&mut Routes) -> u64,
 ) -> (Sent, u64) {
     let (sizes, words, blocks) = (&slot.sizes, protocol::launch_words(epoch), grid_dim().count() as u64);
-    let launch = |words: u64| Launch::<Global>::new(arena.word(slot.word(DISPATCH + 3 * words)));
+    // No register has the address until then.
+    let launch = |words: u64| Launch::<Global>::new(arena.word(stay_word(slot.word(DISPATCH + 3 * words))));
     let (warp, warps) = (Block.rank() / WARP_SIZE, Block.size() / WARP_SIZE);
     let units = F::units(sizes).by();
     if STAYS && Block.elect() {
