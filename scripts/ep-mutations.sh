@@ -178,8 +178,8 @@ cp -r "$kernels"/matmul/. "$copy/$kernels/matmul"
 
 mutation "groups that are counted again" $kernels/routes.rs "self.passed = end;" "" $rounds
 mutation "the rest of a round not counted" $kernels/routes.rs "self.pass_spans(self.spans());" "" $rounds
+mutation "blocks of a small grid not counted" $kernels/protocol.rs "blocks == 1 || {" "blocks < 9 || {" $races
 mutation "one set of words of a launch" $kernels/protocol.rs "epoch & 1" "epoch & 0" $bits
-mutation "the first of two blocks counted as the last" $kernels/protocol.rs "blocks == 1 || {" "blocks <= 2 || {" $bits
 mutation "rows of a released dispatch overwritten without a word of other ranks" $kernels/protocol.rs \
     "last as u32 == last_use(buffer, false) as u32" "last as u32 == u32::MAX" $races
 mutation "rows given up announced by the fifth block" $kernels/dispatch.rs "Warp.any(started == 0)" \
