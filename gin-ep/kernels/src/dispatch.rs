@@ -146,11 +146,11 @@ unsafe fn dispatch_by<F: Format, R: Reach>(
     tokens: &TokenParams,
     phases: u32,
 ) {
-    // The first warp alone needs the number. With loads by all warps a dispatch takes longer. But the condition takes a
-    // register, which a dispatch that makes scales does not have.
-    let needs_number = F::MAKES_SCALES || Block.rank() < WARP_SIZE;
-    let number = || if needs_number { arena.word(slot.word(EPOCH)).load_relaxed_gpu() } else { 0 };
-    let state = || (number(), R::masked(arena, slot));
+    // Only the first warp needs the epoch, and a dispatch takes longer if each warp loads it. But the condition takes a
+    // register, and a dispatch that makes scales has none left.
+    let loads_epoch = F::MAKES_SCALES || Block.rank() < WARP_SIZE;
+    let epoch = || if loads_epoch { arena.word(slot.word(EPOCH)).load_relaxed_gpu() } else { 0 };
+    let state = || (epoch(), R::masked(arena, slot));
     let (is_receiver, epoch, masked) = if phases & SEND != 0 {
         let begun = Routes::new(arena.here(), slot, tokens, true);
         let last = arena.word(slot.word(LAST_USE)).load_relaxed_gpu();

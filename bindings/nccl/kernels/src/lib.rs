@@ -73,8 +73,8 @@ pub unsafe fn ring(comm: Comm, receive: Window<u64>, send: Window<u64>, len: usi
 
 /// Gets `len` words from the left neighbour `rounds` times, and checks each word.
 ///
-/// In each round all ranks meet three times: when their words are there to be read, when the words of their neighbours
-/// have arrived, and when they have compared these. A wrong word is reported with its index as the code.
+/// A round has three barriers of all ranks: after the writes, after the gets, and after the comparison. So no rank
+/// overwrites words that another one still reads. A wrong word is reported with its index as the code.
 ///
 /// # Safety
 /// - One block, launched once on every rank of a communicator with a barrier of all ranks.
