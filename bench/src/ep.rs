@@ -37,8 +37,8 @@ struct Times {
     all: Calls,
     /// With fewer SMs.
     fewer: Vec<(u32, Calls)>,
-    /// FP8 that the dispatch makes. Its pairs are not measured.
-    fp8: Option<Calls>,
+    /// FP8 that the dispatch makes, and rows of as many bytes that have scales. Their pairs are not measured.
+    fp8: Option<[Calls; 2]>,
     /// Sources share a region.
     shared: Option<Calls>,
     /// The shapes of the floors.
@@ -170,16 +170,19 @@ fn lines(bench: &Bench, shape: &Shape, tokens: usize, of: &[&Times]) -> Vec<Row>
     let (goal, stretch) = (counts.then_some(Goal::AtMost(1.1)), counts.then_some(Goal::AtMost(1.0)));
     rows.push(chained.beside(Kind::Other, "each begun when all ranks have met", apart, goal, stretch));
     if of[0].fp8.is_some() {
-        let fp8 = |times: &Times| times.fp8.as_ref().map_or(0, |calls| calls.wrong);
         static NONE: Vec<f64> = Vec::new();
-        let repeats = slowest(&|times| times.fp8.as_ref().map_or(&NONE, |calls| &calls.dispatch));
-        let floor = slowest(&|times| times.fp8.as_ref().map_or(&NONE, |calls| &calls.beside[0]));
-        let max = |us: f64| Goal::AtMost(((1.0 + us / median(&floor)) * 100.0).round() / 100.0);
-        let goal = if tokens >= LARGE { (Goal::AtMost(1.1), Goal::AtMost(1.0)) } else { (max(4.0), max(1.0)) };
-        let (goal, stretch) = Some(goal).filter(|_| counts).unzip();
-        let name = format!("dispatch that makes FP8, {tokens} tokens");
-        let row = Row::new(name, Figure::new(&repeats, wrong(&fp8)), "us").main(true);
-        rows.push(row.beside(Kind::Floor, "exchange of FP8", Figure::new(&floor, None), goal, stretch).by(there_shape));
+        for (which, what) in ["dispatch that makes FP8", "dispatch of FP8 with scales"].into_iter().enumerate() {
+            let of_fp8 = |times: &Times| times.fp8.as_ref().map_or(0, |calls| calls[which].wrong);
+            let repeats = slowest(&|times| times.fp8.as_ref().map_or(&NONE, |calls| &calls[which].dispatch));
+            let floor = slowest(&|times| times.fp8.as_ref().map_or(&NONE, |calls| &calls[which].beside[0]));
+            let max = |us: f64| Goal::AtMost(((1.0 + us / median(&floor)) * 100.0).round() / 100.0);
+            let goal = if tokens >= LARGE { (Goal::AtMost(1.1), Goal::AtMost(1.0)) } else { (max(4.0), max(1.0)) };
+            let (goal, stretch) = Some(goal).filter(|_| counts).unzip();
+            let figure = Figure::new(&repeats, wrong(&of_fp8));
+            let row = Row::new(format!("{what}, {tokens} tokens"), figure, "us").main(which == 0);
+            let floor = Figure::new(&floor, None);
+            rows.push(row.beside(Kind::Floor, "exchange of FP8", floor, goal, stretch).by(there_shape));
+        }
     }
     if of[0].shared.is_some() {
         static NONE: Vec<f64> = Vec::new();
@@ -256,8 +259,13 @@ fn times(bench: &Bench, rank: &Rank, shape: &Shape, tokens: usize) -> Result<Tim
     })?;
     let mut fp8 = None;
     if bench.pick(tokens == 128 || tokens >= LARGE, tokens == 8) {
-        let config = bed.config().element(Element::E4m3(Scales::F32));
-        fp8 = Some(bed.calls(&config, Combines::None, || Ok([exchange(&there, shape.hidden, there_shape)?, 0.0]))?);
+        let (row_bytes, scale_bytes) = (shape.hidden as u32, shape.hidden as u32 / 32);
+        let of = |element, combines| {
+            let floor = || Ok([exchange(&there, shape.hidden, there_shape)?, 0.0]);
+            bed.calls(&bed.config().element(element), combines, floor)
+        };
+        let made = of(Element::E4m3(Scales::F32), Combines::None)?;
+        fp8 = Some([made, of(Element::Opaque { row_bytes, scale_bytes }, Combines::NoneOfOpaque)?]);
     }
     let mut shared = None;
     if copies {

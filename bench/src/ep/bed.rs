@@ -5,7 +5,7 @@ use crate::Bench;
 use crate::driver::sms;
 use gin_abi::Deadline;
 use gin_bench_kernels::ep::{EXCHANGE_WORDS, Job};
-use gin_ep::{Combine, EpError, Group, GroupConfig, Ids, Layout, Permuted, Rows, Tokens};
+use gin_ep::{Combine, EpError, Group, GroupConfig, Ids, Layout, Permuted, ReceivedRow, Rows, Tokens};
 use gin_ep_oracle::{Batch, Routing, Shape, batch, expert_major, narrow, quantized, rank_major, widen};
 use gin_gpu::{Function, KernelArg, LaunchConfig, Memory, MemoryKind, MemorySlice, Stream};
 use gin_host::comm::{Communicator, DeviceComm, Window, WindowFlags};
@@ -36,6 +36,8 @@ pub(super) struct Calls {
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Combines {
     None,
+    /// None, of rows that are dispatched as they are, with scales.
+    NoneOfOpaque,
     InPlace,
     /// In place, of rows with a flat layout; also the packed layout.
     Layouts,
@@ -197,6 +199,16 @@ impl<'a> Bed<'a> {
         Ok(wrong)
     }
 
+    /// Counts wrong rows that were dispatched as they are, of the first ones of this rank itself.
+    fn wrong_opaque(&self, received: &gin_ep::Received<'_>) -> Result<u64, EpError> {
+        let bytes: Vec<u8> = self.elements.iter().flat_map(|element| element.to_le_bytes()).collect();
+        let sent = |token: u32, each: usize| &bytes[token as usize * each..][..each];
+        let (hidden, me) = (self.shape.hidden, self.rank.rank() as usize);
+        let is_wrong =
+            |row: &ReceivedRow| row.row != sent(row.token, hidden) || row.scales != sent(row.token, hidden / 32);
+        Ok(received.fetch()?[me].iter().take(64).filter(|row| is_wrong(row)).count() as u64)
+    }
+
     /// Counts wrong rows of an expert-major layout without gaps in its zones, of some of all experts and sources.
     pub(super) fn wrong_layout(&self, to: &Permuted) -> Result<u64, EpError> {
         let (hidden, me) = (self.shape.hidden, self.rank.rank() as usize);
@@ -289,13 +301,15 @@ impl<'a> Bed<'a> {
     ) -> Result<Calls, EpError> {
         let group = Group::new(self.comm, config)?;
         let mut slot = group.slot(0)?;
-        let (stream, input) = (&self.stream, self.input());
+        let is_opaque = combines == Combines::NoneOfOpaque;
+        // The bytes of scales do not matter.
+        let (stream, input) = (&self.stream, self.input().scales(is_opaque.then_some(&self.rows)));
         let combine = Combine::reduced().into(&self.output);
         let received = slot.exchange(stream, &input)?;
         let (mut wrong, mut rows) = (0, None);
-        if combines == Combines::None {
+        if is_opaque || combines == Combines::None {
             stream.synchronize()?;
-            wrong += self.wrong_fp8(&received)?;
+            wrong += if is_opaque { self.wrong_opaque(&received)? } else { self.wrong_fp8(&received)? };
             received.release();
         } else {
             stream.synchronize()?;
@@ -340,7 +354,7 @@ impl<'a> Bed<'a> {
                 received.release();
                 Ok(())
             })?);
-            if combines != Combines::None {
+            if !is_opaque && combines != Combines::None {
                 calls.pair.push(chain(self.rank, stream, self.length(), || {
                     let mut received = slot.exchange(stream, &input)?;
                     permuted(&mut received)?;
