@@ -154,7 +154,8 @@ impl<'a, B: Fn() -> Board<'a>> Outputs for Scatter<'a, B> {
         for source in 0..self.comm.world().size() {
             let load = |index: usize| {
                 let from = to[index].wrapping_add(terms);
-                // Safety: a tile of the window, whose flag was acquired; nothing is loaded for rows that go nowhere.
+                // Safety: a tile of the window, whose flag was acquired unless the rank did not come; nothing is loaded
+                // for rows that go nowhere.
                 let term = || unsafe { load_weak_pair(from as usize as *const u64) };
                 if source == me || to[index] == 0 { products[index] } else { term() }
             };
@@ -209,7 +210,7 @@ impl<'a, B: Fn() -> Board<'a>> Work for Scatter<'a, B> {
         Some(warpgroups::Tile { a: (*left, row, owner), b: (*right, column, 0), output })
     }
 
-    /// Warp 1 raises the flags of tiles of other ranks, warp 2 waits for tiles from them.
+    /// Raises the flags of tiles of other ranks, by warp 1, and waits for tiles from them, by warp 2.
     #[inline(always)]
     fn aside(&self, warp: u32) {
         let (rows, columns) = (self.product.row_tiles(), self.product.column_tiles());

@@ -452,7 +452,8 @@ impl Entries {
 unsafe fn multiply_tiles<W: Outputs>(depth: u32, stages: Stages, work: &W, warp: u32) {
     let (mut stage, mut entries) = (Place(0), Entries::new());
     while let Some(output) = entries.await_announced() {
-        // Sums that were stored take no registers. `[0.0; 128]` would be a loop over memory, which no register can hold.
+        // Sums that were stored take no registers. `[0.0; 128]` would be a loop over memory, which no register can
+        // hold.
         let (mut sums, mut partial): (Sums, <W::Factor as Factor>::Partial) = Zeroable::zeroed();
         let has_rows = output.rows > warp / 4 * warpgroup::ROWS;
         let mut scales = W::Factor::begin(work, || entries.output().unwrap_or_default(), stay(warp));

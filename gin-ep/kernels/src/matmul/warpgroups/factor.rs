@@ -86,8 +86,8 @@ const MULTIPLIER_REGISTERS: u32 = 216;
 /// Registers of the other threads then.
 const OTHER_REGISTERS: u32 = 72;
 
-/// Divides the registers of the block, if its kernel [does](Outputs::TAKES_REGISTERS). All warps call, with whether they
-/// multiply.
+/// Divides the registers of the block, if its kernel [does](Outputs::TAKES_REGISTERS). All warps call, with whether
+/// they multiply.
 #[inline(always)]
 pub(crate) fn divide_registers<W: Outputs>(multiplies: bool) {
     if W::TAKES_REGISTERS {
