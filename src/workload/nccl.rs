@@ -7,46 +7,19 @@ use gin_gpu::cuda::CudaStream;
 use gin_gpu::{GpuError, Memory, MemoryKind, Stream};
 use gin_host::comm::CommError;
 use gin_host::world::Rank;
-use libloading::Library;
+use gin_verbs::LoadError;
+use gin_verbs::nccl::{Collectives, Comm, LIBRARY, LIBRARY_VARIABLE, NCCL_FLOAT32, NCCL_SUM, NCCL_UINT8, UniqueId};
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Names of the library: the one of a release, and the one of a development package.
-const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
-
-/// `ncclUniqueId`, `ncclUint8`, `ncclFloat32` and `ncclSum` of nccl.h, which NCCL 2 does not change.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct UniqueId([u8; 128]);
-const UINT8: c_int = 1;
-const FLOAT32: c_int = 7;
-const SUM: c_int = 0;
-
-/// An `ncclComm_t`.
-type Comm = *mut c_void;
-
-/// The functions of the library.
-#[derive(Clone, Copy)]
-struct Functions {
-    get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
-    comm_init_rank: unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> c_int,
-    all_reduce: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> c_int,
-    send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Comm, *mut c_void) -> c_int,
-    recv: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> c_int,
-    group_start: unsafe extern "C" fn() -> c_int,
-    group_end: unsafe extern "C" fn() -> c_int,
-    error: unsafe extern "C" fn(c_int) -> *const c_char,
-}
-
 /// NCCL's library. It stays open, and its communicators are kept for later runs: their end would free memory of a GPU,
 /// and the driver waits until all kernels of the GPU have ended, also a kernel that waits for another GPU.
 pub(super) struct Nccl {
-    functions: Functions,
+    functions: Collectives,
     version: String,
-    _library: Library,
     /// By number of ranks and rank.
     comms: Mutex<BTreeMap<(u32, u32), KeptComm>>,
 }
@@ -75,49 +48,27 @@ impl Nccl {
             }
             RunDevice::Cuda(_) => {}
         }
-        let opened = OPENED.get_or_init(|| {
-            // Safety: opening NCCL runs its initialisers, which any thread may run.
-            let [library, other] = NAMES.map(|name| unsafe { Library::new(name) });
-            library.or(other).map_err(|error| error.to_string()).and_then(Self::of)
-        });
+        let opened = OPENED.get_or_init(Self::load);
         opened.as_ref().or_else(|error| {
             refuse(format!(
-                "cannot use {}: {error}; install NCCL, or set LD_LIBRARY_PATH to the folder that has it (of PyTorch: \
-                 site-packages/nvidia/nccl/lib)",
-                NAMES[0]
+                "{error}; install NCCL, or set {LIBRARY_VARIABLE} to the library's path (of PyTorch: \
+                 site-packages/nvidia/nccl/lib/{LIBRARY})"
             ))
         })
     }
 
-    fn of(library: Library) -> Result<Self, String> {
-        /// Returns a function of the library.
-        ///
-        /// # Safety
-        /// - It has the type `T`, and is called while the library is open.
-        unsafe fn get<T: Copy>(library: &Library, name: &str) -> Result<T, String> {
-            // Safety: the caller's promise.
-            unsafe { library.get::<T>(name.as_bytes()) }.map(|symbol| *symbol).map_err(|error| error.to_string())
-        }
-        // Safety: the types are those of nccl.h, and the functions are used by what owns the library.
-        let (functions, get_version) = unsafe {
-            let functions = Functions {
-                get_unique_id: get(&library, "ncclGetUniqueId")?,
-                comm_init_rank: get(&library, "ncclCommInitRank")?,
-                all_reduce: get(&library, "ncclAllReduce")?,
-                send: get(&library, "ncclSend")?,
-                recv: get(&library, "ncclRecv")?,
-                group_start: get(&library, "ncclGroupStart")?,
-                group_end: get(&library, "ncclGroupEnd")?,
-                error: get(&library, "ncclGetErrorString")?,
-            };
-            (functions, get::<unsafe extern "C" fn(*mut c_int) -> c_int>(&library, "ncclGetVersion")?)
-        };
+    fn load() -> Result<Self, String> {
+        let library = std::env::var(LIBRARY_VARIABLE).unwrap_or_else(|_| LIBRARY.to_owned());
+        let functions = Collectives::open(&library).map_err(|error| match error {
+            LoadError::NoLibrary { library, reason } => format!("{library} cannot be opened ({reason})"),
+            error => error.to_string(),
+        })?;
         let mut version = 0;
         // Safety: writes one number.
-        unsafe { get_version(&raw mut version) };
+        unsafe { (functions.ncclGetVersion)(&raw mut version) };
         // 10000, 100 and 1 for the three parts since 2.9.
         let version = format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
-        Ok(Self { functions, version, _library: library, comms: Mutex::default() })
+        Ok(Self { functions, version, comms: Mutex::default() })
     }
 
     /// Returns the version of the library, as in `2.28.9`.
@@ -130,7 +81,7 @@ impl Nccl {
         let mut id = UniqueId([0; 128]);
         if me == 0 {
             // Safety: writes the id.
-            self.check("ncclGetUniqueId", unsafe { (self.functions.get_unique_id)(&raw mut id) })?;
+            self.check("ncclGetUniqueId", unsafe { (self.functions.ncclGetUniqueId)(&raw mut id) })?;
         }
         let ids = rank.bootstrap().all_gather(&id.0)?;
         if let Ok(first) = <[u8; 128]>::try_from(ids[0].as_slice()) {
@@ -138,7 +89,7 @@ impl Nccl {
         }
         let mut comm = null_mut();
         // Safety: writes the communicator.
-        let code = unsafe { (self.functions.comm_init_rank)(&raw mut comm, ranks as c_int, id, me as c_int) };
+        let code = unsafe { (self.functions.ncclCommInitRank)(&raw mut comm, ranks as c_int, id, me as c_int) };
         self.check("ncclCommInitRank", code)?;
         lock(&self.comms).insert((ranks, me), KeptComm(comm));
         Ok(comm)
@@ -150,7 +101,8 @@ impl Nccl {
             return Ok(());
         }
         // Safety: returns a constant text for each number.
-        let reason = unsafe { CStr::from_ptr((self.functions.error)(code)) }.to_string_lossy().into_owned();
+        let reason =
+            unsafe { CStr::from_ptr((self.functions.ncclGetErrorString)(code)) }.to_string_lossy().into_owned();
         Err(GpuError::Driver { context: call, reason }.into())
     }
 }
@@ -194,7 +146,7 @@ impl<'a> Rival<'a> {
     }
 
     fn enqueue(&self, stream: &dyn Stream) -> Result<(), CommError> {
-        let Functions { all_reduce, send, recv, group_start, group_end, .. } = self.nccl.functions;
+        let nccl = &self.nccl.functions;
         let raw = CudaStream::of(stream).map_or(null_mut(), CudaStream::raw);
         let at = |memory: &Memory, offset: u64| {
             std::ptr::with_exposed_provenance_mut::<c_void>((memory.address() + offset) as usize)
@@ -203,19 +155,22 @@ impl<'a> Rival<'a> {
         if self.plan.workload == Workload::Ring {
             let (from, to) = (at(&self.source, 0), at(&self.result, 0));
             // Safety: both memories have the elements and outlive the stream's work, which the caller waits for.
-            let code = unsafe { all_reduce(from, to, bytes as usize / 4, FLOAT32, SUM, self.comm, raw) };
+            let code =
+                unsafe { (nccl.ncclAllReduce)(from, to, bytes as usize / 4, NCCL_FLOAT32, NCCL_SUM, self.comm, raw) };
             return self.nccl.check("ncclAllReduce", code);
         }
         // Safety: as above.
         unsafe {
-            self.nccl.check("ncclGroupStart", group_start())?;
+            self.nccl.check("ncclGroupStart", (nccl.ncclGroupStart)())?;
             for peer in 0..self.plan.ranks {
                 let place = u64::from(peer) * bytes;
                 let (from, to) = (at(&self.source, place), at(&self.result, place));
-                self.nccl.check("ncclSend", send(from, bytes as usize, UINT8, peer as c_int, self.comm, raw))?;
-                self.nccl.check("ncclRecv", recv(to, bytes as usize, UINT8, peer as c_int, self.comm, raw))?;
+                let sent = (nccl.ncclSend)(from, bytes as usize, NCCL_UINT8, peer as c_int, self.comm, raw);
+                self.nccl.check("ncclSend", sent)?;
+                let received = (nccl.ncclRecv)(to, bytes as usize, NCCL_UINT8, peer as c_int, self.comm, raw);
+                self.nccl.check("ncclRecv", received)?;
             }
-            self.nccl.check("ncclGroupEnd", group_end())
+            self.nccl.check("ncclGroupEnd", (nccl.ncclGroupEnd)())
         }
     }
 }

@@ -7,6 +7,8 @@ use std::ffi::{c_char, c_int, c_void};
 
 /// Name of NCCL's library. A process that has loaded it, such as one with torch, gets that one by this name.
 pub const LIBRARY: &str = "libnccl.so.2";
+/// The variable with the path of the library.
+pub const LIBRARY_VARIABLE: &str = "GIN_NCCL_LIBRARY";
 
 /// `ncclComm_t`
 pub type Comm = *mut c_void;
@@ -19,6 +21,15 @@ pub const NCCL_SUCCESS: c_int = 0;
 pub const NCCL_IN_PROGRESS: c_int = 7;
 /// `ncclDataType_t`: bytes.
 pub const NCCL_UINT8: c_int = 1;
+/// `ncclDataType_t`: numbers of 4 bytes.
+pub const NCCL_FLOAT32: c_int = 7;
+/// `ncclRedOp_t`: sums.
+pub const NCCL_SUM: c_int = 0;
+
+/// `ncclUniqueId`
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct UniqueId(pub [u8; 128]);
 
 functions! {
     /// Functions of NCCL.
@@ -35,5 +46,23 @@ functions! {
         // Since 2.29.
         #[optional]
         fn ncclWinGetUserPtr(Comm, Window, *mut *mut c_void) -> c_int;
+    }
+}
+
+functions! {
+    /// The functions of NCCL that make communicators and run collectives.
+    pub struct Collectives {
+        fn ncclGetVersion(*mut c_int) -> c_int;
+        fn ncclGetErrorString(c_int) -> *const c_char;
+        fn ncclGetUniqueId(*mut UniqueId) -> c_int;
+        // Communicator, ranks, id, rank.
+        fn ncclCommInitRank(*mut Comm, c_int, UniqueId, c_int) -> c_int;
+        // Source, destination, elements, type, operation, communicator, stream.
+        fn ncclAllReduce(*const c_void, *mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> c_int;
+        // Memory, elements, type, peer, communicator, stream.
+        fn ncclSend(*const c_void, usize, c_int, c_int, Comm, *mut c_void) -> c_int;
+        fn ncclRecv(*mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> c_int;
+        fn ncclGroupStart() -> c_int;
+        fn ncclGroupEnd() -> c_int;
     }
 }
