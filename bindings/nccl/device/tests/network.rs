@@ -314,16 +314,18 @@ unsafe extern "C" fn ncclGetLsaPointer(window: *const c_void, offset: u64, lsa_r
     place(window, lsa_rank, offset) as usize as *mut c_void
 }
 
-/// A window of words: a part for each rank.
+/// A window of words: a part for each rank. The parts are never freed, because a request may still be in flight when
+/// its test ends.
 struct Words {
-    parts: Vec<Vec<AtomicU64>>,
+    parts: Vec<&'static [AtomicU64]>,
     /// For each rank, the addresses of all parts, then that of its own.
     tables: Vec<Vec<u64>>,
 }
 
 impl Words {
     fn new(len: usize) -> Self {
-        let parts: Vec<Vec<AtomicU64>> = (0..RANKS).map(|_| (0..len).map(|_| AtomicU64::new(0)).collect()).collect();
+        let part = |_| &*Vec::leak((0..len).map(|_| AtomicU64::new(0)).collect());
+        let parts: Vec<&[AtomicU64]> = (0..RANKS).map(part).collect();
         let addresses: Vec<u64> = parts.iter().map(|part| part.as_ptr().addr() as u64).collect();
         let tables = (0..RANKS).map(|rank| [&addresses[..], &[addresses[rank]]].concat()).collect();
         Self { parts, tables }
