@@ -222,10 +222,6 @@ mutation "a tile of own rows left out" $kernels/matmul/overlapped.rs "(at, index
     "(at, index) if expert == at => index + 1," $late_tiles
 mutation "sources heard by the fifth block" $kernels/matmul/tile_scheduler.rs "self.hearers.add_relaxed_gpu(1) == 0" \
     "self.hearers.add_relaxed_gpu(1) == 4" $one_multiplies
-mutation "tiles of a reduce-scatter added before they are there" $kernels/matmul/scatter.rs \
-    "|| board.arrives(source, row_tile, column_tile)" "" $products_races
-mutation "a tile of a reduce-scatter stored before a warp has waited for its terms" $kernels/matmul/warpgroups.rs \
-    "if W::PREPARES {" "if W::FINDER == Finder::Warp1 {" $products_races
 mutation "a section announced before its end" $kernels/dispatch.rs \
     "end_section(arena, slot, section, until, masked)" "end_section(arena, slot, section, until + 1, masked)" $races
 mutation "rows awaited one token too early" $kernels/permute.rs "epoch, token + 1)" "epoch, token)" $races

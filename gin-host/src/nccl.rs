@@ -41,7 +41,7 @@ use gin_boot::{BootstrapError, IdError, Rendezvous, TcpBootstrap, TcpConfig, Uni
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, DeviceKind, GpuError, Memory, MemoryKind, MemorySlice, Stream};
 use gin_verbs::LoadError;
-use gin_verbs::nccl::{LIBRARY, NCCL_IN_PROGRESS, NCCL_SUCCESS, NCCL_UINT8, Nccl};
+use gin_verbs::nccl::{LIBRARY, NCCL_IN_PROGRESS, NCCL_SUCCESS, NCCL_UINT8, Nccl, version_text};
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex};
@@ -329,11 +329,7 @@ fn open(library: &str) -> Result<Nccl, NcclError> {
     // Safety: writes one integer.
     let asked = unsafe { (nccl.ncclGetVersion)(&raw mut version) };
     if asked != NCCL_SUCCESS || version < OLDEST {
-        // 2.29.7 is 22907, and 2.7.8 is 2708.
-        let major = if version < 10000 { version / 1000 } else { version / 10000 };
-        let minor = if version < 10000 { version / 100 % 10 } else { version / 100 % 100 };
-        let version = format!("{major}.{minor}.{}", version % 100);
-        return Err(NcclError::TooOld { library: file(), version });
+        return Err(NcclError::TooOld { library: file(), version: version_text(version) });
     }
     Ok(nccl)
 }

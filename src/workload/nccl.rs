@@ -8,7 +8,9 @@ use gin_gpu::{GpuError, Memory, MemoryKind, Stream};
 use gin_host::comm::CommError;
 use gin_host::world::Rank;
 use gin_verbs::LoadError;
-use gin_verbs::nccl::{Collectives, Comm, LIBRARY, LIBRARY_VARIABLE, NCCL_FLOAT32, NCCL_SUM, NCCL_UINT8, UniqueId};
+use gin_verbs::nccl::{
+    Collectives, Comm, LIBRARY, LIBRARY_VARIABLE, NCCL_FLOAT32, NCCL_SUM, NCCL_UINT8, UniqueId, version_text,
+};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
@@ -66,9 +68,7 @@ impl Nccl {
         let mut version = 0;
         // Safety: writes one number.
         unsafe { (functions.ncclGetVersion)(&raw mut version) };
-        // 10000, 100 and 1 for the three parts since 2.9.
-        let version = format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
-        Ok(Self { functions, version, comms: Mutex::default() })
+        Ok(Self { functions, version: version_text(version), comms: Mutex::default() })
     }
 
     /// Returns the version of the library, as in `2.28.9`.

@@ -26,6 +26,13 @@ pub const NCCL_FLOAT32: c_int = 7;
 /// `ncclRedOp_t`: sums.
 pub const NCCL_SUM: c_int = 0;
 
+/// Returns the text of a number of `ncclGetVersion`: 22907 is 2.29.7, and 2708, from before 2.9, is 2.7.8.
+#[must_use]
+pub fn version_text(version: c_int) -> String {
+    let [major, minor] = if version < 10000 { [1000, 10] } else { [10000, 100] };
+    format!("{}.{}.{}", version / major, version / 100 % minor, version % 100)
+}
+
 /// `ncclUniqueId`
 #[derive(Clone, Copy)]
 #[repr(C)]

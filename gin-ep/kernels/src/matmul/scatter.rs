@@ -5,7 +5,6 @@ use super::tile::{Aside, COLUMNS, Factors, ROWS, multiply, steps};
 use super::warpgroups::{self, Entries, Finder, Output, Outputs, Work, rows_of};
 use super::{Board, EXCHANGE, MULTIPLY, Product, usable};
 use crate::protocol::raise;
-use gin_device::internal::stay;
 use gin_device::prelude::*;
 use gin_device::sys::data::{load_weak_pair, store_weak_pair};
 use gin_device::sys::tensor::{Matrices, TensorMap};
@@ -93,9 +92,8 @@ unsafe fn work(board: &Board) {
 /// Multiplies as [`matmul_reduce_scatter`], by [warpgroups](super::warpgroups). Blocks have
 /// [`THREADS`](super::warpgroups::THREADS) threads. `product` multiplies.
 ///
-/// A warp raises the flag of a tile while the next one is multiplied. Tiles of this rank's own rows come last. Another
-/// warp waits for those of the other ranks, and the warps that store add them. The bits of products may differ from
-/// those of [`matmul_reduce_scatter`], and are the same for each number of blocks, and in one launch or two.
+/// A warp raises the flag of a tile while the next one is multiplied. The bits of products may differ from those of
+/// [`matmul_reduce_scatter`], and are the same for each number of blocks, and in one launch or two.
 ///
 /// # Safety
 /// - As [`matmul_reduce_scatter`], with memory for the maps.
@@ -104,29 +102,43 @@ pub unsafe fn matmul_reduce_scatter_by_warpgroups(comm: &Comm, window: &Window<u
     let Some(arena) = usable(comm, window) else { return };
     let board = || Board::new(comm, arena, product);
     // Safety: the caller's promise.
-    unsafe { warpgroups::multiply(product.depth, product.maps, &Scatter { comm, product, board }) };
-    board().leave();
+    unsafe {
+        warpgroups::multiply(product.depth, product.maps, &Scatter { product, board });
+        let board = board();
+        add_up_rest(&board);
+        board.leave();
+    }
 }
 
 shared! {
-    /// The distance from the place of a sum to that of its first term, the product of rank 0; and from there to the
-    /// next term.
-    static TERMS: [u64; 2];
+    /// The number of the first tile that a block adds up.
+    static REST: [u64; 1];
+}
+
+/// Adds up tiles until all are taken.
+///
+/// # Safety
+/// - As [`matmul_reduce_scatter`].
+#[inline(always)]
+unsafe fn add_up_rest(board: &Board) {
+    let (rows, columns) = (board.product.row_tiles(), board.product.column_tiles());
+    let each = u64::from(rows * columns);
+    let mut tile = REST.array().read(0);
+    while board.product.parts & EXCHANGE != 0 && tile < each * u64::from(board.ranks + 1) {
+        let (row_tile, column_tile) = super::order((tile % each) as u32, rows, columns);
+        // Safety: the caller's promise.
+        if !unsafe { add_up(board, row_tile, column_tile) } {
+            return;
+        }
+        let mine = if Block.elect() { board.scheduler.take_tile() } else { 0 };
+        tile = Block.broadcast(mine, 0);
+    }
 }
 
 /// The tiles of a product and reduce-scatter.
 struct Scatter<'a, B> {
-    comm: &'a Comm,
     product: &'a Product,
     board: B,
-}
-
-impl<B> Scatter<'_, B> {
-    /// Returns whether other ranks' products are added to a tile.
-    #[inline(always)]
-    fn adds(&self, output: &Output) -> bool {
-        self.product.parts & EXCHANGE != 0 && output.numbers[0] == self.comm.world().rank()
-    }
 }
 
 impl<'a, B: Fn() -> Board<'a>> Outputs for Scatter<'a, B> {
@@ -134,39 +146,10 @@ impl<'a, B: Fn() -> Board<'a>> Outputs for Scatter<'a, B> {
     /// After it has raised the tile's flag.
     const FREES: bool = true;
     const FINDER: Finder = Finder::Stores;
-    const PREPARES: bool = true;
-    /// To add.
-    const TAKES_REGISTERS: bool = true;
 
     #[inline(always)]
     fn place(&self, output: &Output, row: u32) -> u64 {
         output.to + 2 * u64::from(row) * u64::from(self.product.columns)
-    }
-
-    #[inline(always)]
-    unsafe fn add(&self, output: &Output, to: [u64; 4], products: [(u64, u64); 4]) -> [(u64, u64); 4] {
-        if !self.adds(output) {
-            return products;
-        }
-        let (me, at) = (output.numbers[0], stay(0) as usize);
-        let (mut terms, further) = (TERMS.array().read(at), TERMS.array().read(at + 1));
-        let mut sums = [[0f32; 8]; 4];
-        for source in 0..self.comm.world().size() {
-            let load = |index: usize| {
-                let from = to[index].wrapping_add(terms);
-                // Safety: a tile of the window, whose flag was acquired unless the rank did not come; nothing is loaded
-                // for rows that go nowhere.
-                let term = || unsafe { load_weak_pair(from as usize as *const u64) };
-                if source == me || to[index] == 0 { products[index] } else { term() }
-            };
-            let (first, second, third, fourth) = (load(0), load(1), load(2), load(3));
-            sums[0] = add(sums[0], first);
-            sums[1] = add(sums[1], second);
-            sums[2] = add(sums[2], third);
-            sums[3] = add(sums[3], fourth);
-            terms = terms.wrapping_add(further);
-        }
-        [pack(sums[0]), pack(sums[1]), pack(sums[2]), pack(sums[3])]
     }
 }
 
@@ -191,18 +174,19 @@ impl<'a, B: Fn() -> Board<'a>> Work for Scatter<'a, B> {
         let mine = if Warp.elect() { board.scheduler.take_tile() } else { 0 };
         let tile = Warp.broadcast(mine, 0);
         if tile >= u64::from(each) * u64::from(board.ranks) {
+            if Warp.elect() {
+                REST.array().write(0, tile);
+            }
             return None;
         }
         let (owner, tile) = (board.after(tile as u32 / each + 1), tile as u32 % each);
         let (row_tile, column_tile) = super::order(tile, rows, columns);
         let (row, column) = (row_tile * ROWS, column_tile * COLUMNS);
         let row_bytes = 2 * u64::from(product.columns);
-        let rows_at = if product.parts & EXCHANGE == 0 {
-            product.partial + u64::from(owner) * u64::from(product.rows) * row_bytes
-        } else if owner == board.arena.rank() {
-            product.c
-        } else {
+        let rows_at = if product.parts & EXCHANGE != 0 {
             board.arena.there(owner) + board.rows(board.arena.rank(), row_bytes)
+        } else {
+            product.partial + u64::from(owner) * u64::from(product.rows) * row_bytes
         };
         let to = rows_at + u64::from(row) * row_bytes + 2 * u64::from(column);
         let (rows, columns) = (product.rows - row, product.columns - column);
@@ -210,41 +194,19 @@ impl<'a, B: Fn() -> Board<'a>> Work for Scatter<'a, B> {
         Some(warpgroups::Tile { a: (*left, row, owner), b: (*right, column, 0), output })
     }
 
-    /// Raises the flags of tiles of other ranks, by warp 1, and waits for tiles from them, by warp 2.
     #[inline(always)]
     fn aside(&self, warp: u32) {
-        let (rows, columns) = (self.product.row_tiles(), self.product.column_tiles());
+        if warp != 1 || !Warp.elect() {
+            return;
+        }
         let (board, mut entries) = ((self.board)(), Entries::new());
-        if warp == 1 && Warp.elect() {
-            while let Some(output) = entries.await_stored() {
-                if self.product.parts & EXCHANGE != 0 && !self.adds(&output) {
-                    let [owner, tile] = output.numbers;
-                    let (row_tile, column_tile) = super::order(tile, rows, columns);
-                    board.raise(owner, row_tile, column_tile);
-                }
-                entries.free();
+        while let Some(Output { numbers: [owner, tile], .. }) = entries.await_stored() {
+            if self.product.parts & EXCHANGE != 0 {
+                let (row_tile, column_tile) = super::order(tile, self.product.row_tiles(), self.product.column_tiles());
+                let flag = board.flag(board.arena.rank(), row_tile, column_tile);
+                raise::<Global>(board.arena.word_at(owner, flag), board.epoch, 0);
             }
-        } else if warp == 2 {
-            let row_bytes = 2 * u64::from(self.product.columns);
-            if Warp.elect() {
-                let first = board.arena.here() + board.rows(0, row_bytes);
-                TERMS.array().write(0, first.wrapping_sub(self.product.c));
-                TERMS.array().write(1, u64::from(self.product.rows) * row_bytes);
-            }
-            while let Some(output) = entries.await_announced() {
-                let (row_tile, column_tile) = super::order(output.numbers[1], rows, columns);
-                let mut source = if self.adds(&output) { lane() } else { board.ranks };
-                while source < board.ranks {
-                    // A rank that does not come is the communicator's fault, and the result is incomplete.
-                    let _ = source == board.arena.rank() || board.arrives(source, row_tile, column_tile);
-                    source += WARP_SIZE;
-                }
-                Warp.sync();
-                if Warp.elect() {
-                    entries.prepare();
-                }
-                entries.advance();
-            }
+            entries.free();
         }
     }
 }
@@ -366,8 +328,10 @@ unsafe fn add_up(board: &Board, row_tile: u32, column_tile: u32) -> bool {
             sums[3] = add(sums[3], fourth);
         }
         let store = |ahead: u32, sums: [f32; 8]| {
+            let [a, b, c, d, e, f, g, h] = sums;
+            let two = |low: [f32; 2], high: [f32; 2]| u64::from(Bf16::pack(high)) << 32 | u64::from(Bf16::pack(low));
             if row + ahead * step < rows {
-                let (low, high) = pack(sums);
+                let (low, high) = (two([a, b], [c, d]), two([e, f], [g, h]));
                 // Safety: the caller's promise.
                 unsafe { store_weak_pair((product.c + first + at(ahead)) as usize as *mut u64, low, high) };
             }
@@ -389,11 +353,4 @@ fn add([s, t, u, v, w, x, y, z]: [f32; 8], (low, high): (u64, u64)) -> [f32; 8] 
     let [e, f] = Bf16::unpack(high as u32);
     let [g, h] = Bf16::unpack((high >> 32) as u32);
     [s + a, t + b, u + c, v + d, w + e, x + f, y + g, z + h]
-}
-
-/// Rounds eight numbers to BF16.
-#[inline(always)]
-fn pack([a, b, c, d, e, f, g, h]: [f32; 8]) -> (u64, u64) {
-    let four = |low: [f32; 2], high: [f32; 2]| u64::from(Bf16::pack(high)) << 32 | u64::from(Bf16::pack(low));
-    (four([a, b], [c, d]), four([e, f], [g, h]))
 }

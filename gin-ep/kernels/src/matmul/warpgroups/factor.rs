@@ -17,8 +17,6 @@ use gin_device::sys::warpgroup::{
 pub(crate) trait Factor {
     /// Columns of a tile.
     const COLUMNS: u32;
-    /// Warps that multiply take registers of the others.
-    const TAKES_REGISTERS: bool = false;
 
     /// Sums of a step that are not scaled yet.
     type Partial: Zeroable;
@@ -30,8 +28,16 @@ pub(crate) trait Factor {
     /// Returns the number of pairs of bytes of this many inner elements.
     fn pairs(depth: u32) -> u32;
 
+    /// Takes the registers that the [other](Self::give_registers) warps do not need. The two warpgroups call.
+    #[inline(always)]
+    fn take_registers() {}
+
+    /// Gives up registers. Warps that do not multiply call.
+    #[inline(always)]
+    fn give_registers() {}
+
     /// Begins a tile. The two warpgroups call, with the number of the warp.
-    fn begin(work: &impl Outputs, output: impl Fn() -> Output, warp: u32) -> Self::Tile;
+    fn begin(sums: &mut Sums, work: &impl Outputs, output: impl Fn() -> Output, warp: u32) -> Self::Tile;
 
     /// Loads the lane's scale of the next step.
     ///
@@ -65,7 +71,7 @@ impl Factor for Bf16 {
     }
 
     #[inline(always)]
-    fn begin(_: &impl Outputs, _: impl Fn() -> Output, _: u32) {}
+    fn begin(_: &mut Sums, _: &impl Outputs, _: impl Fn() -> Output, _: u32) {}
 
     #[inline(always)]
     unsafe fn scale((): &mut ()) {}
@@ -81,31 +87,14 @@ impl Factor for Bf16 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scaled<const HALVES: u32>;
 
-/// Registers of a thread that multiplies, if the other threads give up registers.
-const MULTIPLIER_REGISTERS: u32 = 216;
+/// Registers of a thread that multiplies tiles of two halves: it has 128 sums, and 64 partial ones before they are
+/// scaled.
+const MULTIPLIER_REGISTERS: u32 = 224;
 /// Registers of the other threads then.
-const OTHER_REGISTERS: u32 = 72;
-
-/// Divides the registers of the block, if its kernel [does](Outputs::TAKES_REGISTERS). All warps call, with whether
-/// they multiply.
-#[inline(always)]
-pub(crate) fn divide_registers<W: Outputs>(multiplies: bool) {
-    if W::TAKES_REGISTERS {
-        // Safety: the whole warpgroup calls; the two that multiply take no more than the third one gives up.
-        unsafe {
-            if multiplies {
-                increase_registers::<MULTIPLIER_REGISTERS>();
-            } else {
-                decrease_registers::<OTHER_REGISTERS>();
-            }
-        }
-    }
-}
+const OTHER_REGISTERS: u32 = 56;
 
 impl<const HALVES: u32> Factor for Scaled<HALVES> {
     const COLUMNS: u32 = HALVES * E4M3_COLUMNS;
-    /// For 128 sums, and 64 partial ones before they are scaled.
-    const TAKES_REGISTERS: bool = HALVES == 2;
 
     type Partial = PartialSums;
     /// The address of the lane's next scale: of a row of the warp's 16 in lanes 0 to 15, of each 128 columns in lanes
@@ -119,8 +108,25 @@ impl<const HALVES: u32> Factor for Scaled<HALVES> {
     }
 
     #[inline(always)]
-    fn begin(work: &impl Outputs, output: impl Fn() -> Output, warp: u32) -> u64 {
+    fn take_registers() {
+        if HALVES == 2 {
+            // Safety: the whole warpgroup calls; other warps give up as many.
+            unsafe { increase_registers::<MULTIPLIER_REGISTERS>() };
+        }
+    }
+
+    #[inline(always)]
+    fn give_registers() {
+        if HALVES == 2 {
+            // Safety: the whole warpgroup calls.
+            unsafe { decrease_registers::<OTHER_REGISTERS>() };
+        }
+    }
+
+    #[inline(always)]
+    fn begin(sums: &mut Sums, work: &impl Outputs, output: impl Fn() -> Output, warp: u32) -> u64 {
         let output = &output();
+        *sums = Zeroable::zeroed();
         let row = warp * 16 + lane();
         if lane() < 16 && row < output.rows {
             work.row_scales(output, row)
