@@ -143,6 +143,7 @@ grants=shared:a_grant_covers_the_loads_of_a_rank_that_the_source_does_not_hear
 late=shared:the_places_of_a_late_rank_are_kept_until_it_has_its_rows_back
 shared_races=shared:nothing_races
 late_tiles=matmul:tiles_of_own_rows_are_multiplied_while_a_rank_is_late
+one_block=matmul:one_resident_block_of_many_is_enough
 one_multiplies=matmul:one_resident_block_of_many_multiplies_all_rows_as_they_arrive
 layouts=oracle:layouts::all_layouts_have_the_rows_of_the_oracle_in_its_order
 rows_of_ids=network:rows_for_each_id_and_all_elements_and_layouts_cross_a_network
@@ -153,7 +154,7 @@ silent_products=matmul:a_silent_rank_is_left_out_of_products_of_rows_that_arrive
 lost_products=matmul:a_rank_that_does_not_come_ends_the_others_wait_with_a_fault
 
 for test in $races $bits $routing $rounds $resident $network $networks $network_graphs $network_races $limits $grants $late $shared_races \
-    $late_tiles $one_multiplies $layouts $mixed $rows_of_ids $products $products_races $silent_products $lost_products; do
+    $late_tiles $one_block $one_multiplies $layouts $mixed $rows_of_ids $products $products_races $silent_products $lost_products; do
     passes "$test" || { echo "ep-mutations: $test fails without a mutation; see $copy/log" >&2; exit 1; }
 done
 
@@ -222,6 +223,12 @@ mutation "a tile of own rows left out" $kernels/matmul/overlapped.rs "(at, index
     "(at, index) if expert == at => index + 1," $late_tiles
 mutation "sources heard by the fifth block" $kernels/matmul/tile_scheduler.rs "self.hearers.add_relaxed_gpu(1) == 0" \
     "self.hearers.add_relaxed_gpu(1) == 4" $one_multiplies
+mutation "tiles of a reduce-scatter added before they are there" $kernels/matmul/scatter.rs \
+    "|| board.arrives(source, row_tile, column_tile)" "" $products_races
+mutation "a tile of a reduce-scatter stored before a warp has waited for its terms" $kernels/matmul/warpgroups.rs \
+    "if W::PREPARES {" "if W::FINDER == Finder::Warp1 {" $products_races
+mutation "an own tile of a reduce-scatter before those with its number" $kernels/matmul/scatter.rs \
+    "(index.saturating_sub(lead) / ranks)" "((index + ranks - 1).saturating_sub(lead) / ranks)" $one_block
 mutation "a section announced before its end" $kernels/dispatch.rs \
     "end_section(arena, slot, section, until, masked)" "end_section(arena, slot, section, until + 1, masked)" $races
 mutation "rows awaited one token too early" $kernels/permute.rs "epoch, token + 1)" "epoch, token)" $races

@@ -2,9 +2,10 @@
 //! Product and reduce-scatter: tiles are sent as they are done.
 
 use super::tile::{Aside, COLUMNS, Factors, ROWS, multiply, steps};
-use super::warpgroups::{self, Entries, Finder, Output, Outputs, Work, rows_of};
+use super::warpgroups::{self, Entries, Finder, Kept, Output, Outputs, Work, rows_of};
 use super::{Board, EXCHANGE, MULTIPLY, Product, usable};
 use crate::protocol::raise;
+use gin_device::internal::stay;
 use gin_device::prelude::*;
 use gin_device::sys::data::{load_weak_pair, store_weak_pair};
 use gin_device::sys::tensor::{Matrices, TensorMap};
@@ -92,8 +93,10 @@ unsafe fn work(board: &Board) {
 /// Multiplies as [`matmul_reduce_scatter`], by [warpgroups](super::warpgroups). Blocks have
 /// [`THREADS`](super::warpgroups::THREADS) threads. `product` multiplies.
 ///
-/// A warp raises the flag of a tile while the next one is multiplied. The bits of products may differ from those of
-/// [`matmul_reduce_scatter`], and are the same for each number of blocks, and in one launch or two.
+/// Tiles of other ranks' rows and of this rank's own come in turn. A warp raises the flag of a sent tile while the next
+/// one is multiplied. Another warp waits for the other ranks' terms of an own tile, and the warps that store add them.
+/// The bits of products may differ from those of [`matmul_reduce_scatter`], and are the same for each number of blocks,
+/// and in one launch or two.
 ///
 /// # Safety
 /// - As [`matmul_reduce_scatter`], with memory for the maps.
@@ -102,43 +105,29 @@ pub unsafe fn matmul_reduce_scatter_by_warpgroups(comm: &Comm, window: &Window<u
     let Some(arena) = usable(comm, window) else { return };
     let board = || Board::new(comm, arena, product);
     // Safety: the caller's promise.
-    unsafe {
-        warpgroups::multiply(product.depth, product.maps, &Scatter { product, board });
-        let board = board();
-        add_up_rest(&board);
-        board.leave();
-    }
+    unsafe { warpgroups::multiply(product.depth, product.maps, &Scatter { comm, product, board }) };
+    board().leave();
 }
 
 shared! {
-    /// The number of the first tile that a block adds up.
-    static REST: [u64; 1];
-}
-
-/// Adds up tiles until all are taken.
-///
-/// # Safety
-/// - As [`matmul_reduce_scatter`].
-#[inline(always)]
-unsafe fn add_up_rest(board: &Board) {
-    let (rows, columns) = (board.product.row_tiles(), board.product.column_tiles());
-    let each = u64::from(rows * columns);
-    let mut tile = REST.array().read(0);
-    while board.product.parts & EXCHANGE != 0 && tile < each * u64::from(board.ranks + 1) {
-        let (row_tile, column_tile) = super::order((tile % each) as u32, rows, columns);
-        // Safety: the caller's promise.
-        if !unsafe { add_up(board, row_tile, column_tile) } {
-            return;
-        }
-        let mine = if Block.elect() { board.scheduler.take_tile() } else { 0 };
-        tile = Block.broadcast(mine, 0);
-    }
+    /// The distance from the place of a sum to that of its first term, the product of rank 0; and from there to the
+    /// next term.
+    static TERMS: [u64; 2];
 }
 
 /// The tiles of a product and reduce-scatter.
 struct Scatter<'a, B> {
+    comm: &'a Comm,
     product: &'a Product,
     board: B,
+}
+
+impl<B> Scatter<'_, B> {
+    /// Returns whether other ranks' products are added to a tile.
+    #[inline(always)]
+    fn adds(&self, output: &Output) -> bool {
+        self.product.parts & EXCHANGE != 0 && output.numbers[0] == self.comm.world().rank()
+    }
 }
 
 impl<'a, B: Fn() -> Board<'a>> Outputs for Scatter<'a, B> {
@@ -146,10 +135,39 @@ impl<'a, B: Fn() -> Board<'a>> Outputs for Scatter<'a, B> {
     /// After it has raised the tile's flag.
     const FREES: bool = true;
     const FINDER: Finder = Finder::Stores;
+    const PREPARES: bool = true;
+    /// The warps that multiply also add.
+    const KEPT: Kept = Kept::Of72;
 
     #[inline(always)]
     fn place(&self, output: &Output, row: u32) -> u64 {
         output.to + 2 * u64::from(row) * u64::from(self.product.columns)
+    }
+
+    #[inline(always)]
+    unsafe fn add(&self, output: &Output, to: [u64; 4], products: [(u64, u64); 4]) -> [(u64, u64); 4] {
+        if !self.adds(output) {
+            return products;
+        }
+        let (me, at) = (output.numbers[0], stay(0) as usize);
+        let (mut terms, further) = (TERMS.array().read(at), TERMS.array().read(at + 1));
+        let mut sums = [[0f32; 8]; 4];
+        for source in 0..self.comm.world().size() {
+            let load = |index: usize| {
+                let from = to[index].wrapping_add(terms);
+                // Safety: a tile of the window, whose flag was acquired unless the rank did not come; nothing is loaded
+                // for rows that go nowhere.
+                let term = || unsafe { load_weak_pair(from as usize as *const u64) };
+                if source == me || to[index] == 0 { products[index] } else { term() }
+            };
+            let (first, second, third, fourth) = (load(0), load(1), load(2), load(3));
+            sums[0] = add(sums[0], first);
+            sums[1] = add(sums[1], second);
+            sums[2] = add(sums[2], third);
+            sums[3] = add(sums[3], fourth);
+            terms = terms.wrapping_add(further);
+        }
+        [pack(sums[0]), pack(sums[1]), pack(sums[2]), pack(sums[3])]
     }
 }
 
@@ -174,19 +192,19 @@ impl<'a, B: Fn() -> Board<'a>> Work for Scatter<'a, B> {
         let mine = if Warp.elect() { board.scheduler.take_tile() } else { 0 };
         let tile = Warp.broadcast(mine, 0);
         if tile >= u64::from(each) * u64::from(board.ranks) {
-            if Warp.elect() {
-                REST.array().write(0, tile);
-            }
             return None;
         }
-        let (owner, tile) = (board.after(tile as u32 / each + 1), tile as u32 % each);
+        let (distance, tile) = mixed(tile as u32, each, board.ranks, grid_dim().count() as u32 / 2);
+        let owner = board.after(distance);
         let (row_tile, column_tile) = super::order(tile, rows, columns);
         let (row, column) = (row_tile * ROWS, column_tile * COLUMNS);
         let row_bytes = 2 * u64::from(product.columns);
-        let rows_at = if product.parts & EXCHANGE != 0 {
-            board.arena.there(owner) + board.rows(board.arena.rank(), row_bytes)
-        } else {
+        let rows_at = if product.parts & EXCHANGE == 0 {
             product.partial + u64::from(owner) * u64::from(product.rows) * row_bytes
+        } else if owner == board.arena.rank() {
+            product.c
+        } else {
+            board.arena.there(owner) + board.rows(board.arena.rank(), row_bytes)
         };
         let to = rows_at + u64::from(row) * row_bytes + 2 * u64::from(column);
         let (rows, columns) = (product.rows - row, product.columns - column);
@@ -194,21 +212,62 @@ impl<'a, B: Fn() -> Board<'a>> Work for Scatter<'a, B> {
         Some(warpgroups::Tile { a: (*left, row, owner), b: (*right, column, 0), output })
     }
 
+    /// Raises the flags of tiles of other ranks, by warp 1, and waits for tiles from them, by warp 2.
     #[inline(always)]
     fn aside(&self, warp: u32) {
-        if warp != 1 || !Warp.elect() {
-            return;
-        }
+        let (rows, columns) = (self.product.row_tiles(), self.product.column_tiles());
         let (board, mut entries) = ((self.board)(), Entries::new());
-        while let Some(Output { numbers: [owner, tile], .. }) = entries.await_stored() {
-            if self.product.parts & EXCHANGE != 0 {
-                let (row_tile, column_tile) = super::order(tile, self.product.row_tiles(), self.product.column_tiles());
-                let flag = board.flag(board.arena.rank(), row_tile, column_tile);
-                raise::<Global>(board.arena.word_at(owner, flag), board.epoch, 0);
+        if warp == 1 && Warp.elect() {
+            while let Some(output) = entries.await_stored() {
+                if self.product.parts & EXCHANGE != 0 && !self.adds(&output) {
+                    let [owner, tile] = output.numbers;
+                    let (row_tile, column_tile) = super::order(tile, rows, columns);
+                    board.raise(owner, row_tile, column_tile);
+                }
+                entries.free();
             }
-            entries.free();
+        } else if warp == 2 {
+            let row_bytes = 2 * u64::from(self.product.columns);
+            if Warp.elect() {
+                let first = board.arena.here() + board.rows(0, row_bytes);
+                TERMS.array().write(0, first.wrapping_sub(self.product.c));
+                TERMS.array().write(1, u64::from(self.product.rows) * row_bytes);
+            }
+            while let Some(output) = entries.await_announced() {
+                let (row_tile, column_tile) = super::order(output.numbers[1], rows, columns);
+                let mut source = if self.adds(&output) { lane() } else { board.ranks };
+                while source < board.ranks {
+                    // A rank that does not come is the communicator's fault, and the result is incomplete.
+                    let _ = source == board.arena.rank() || board.arrives(source, row_tile, column_tile);
+                    source += WARP_SIZE;
+                }
+                Warp.sync();
+                if Warp.elect() {
+                    entries.prepare();
+                }
+                entries.advance();
+            }
         }
     }
+}
+
+/// Returns the distance of a tile's owner, and the tile's number among those of the owner, in the order of work: first
+/// `lead` tiles of other ranks, then in turn one for each of them and one of this rank's own, at last own tiles.
+///
+/// Links are busy all the time then, and no tile is added long before the other ranks have sent theirs. An own tile
+/// comes after all tiles with its number: so a rank that adds one has sent as many itself, and no rank waits for a tile
+/// that comes after the one that it waits with.
+#[inline(always)]
+fn mixed(index: u32, each: u32, ranks: u32, lead: u32) -> (u32, u32) {
+    let sent = (ranks - 1) * each;
+    let own_before = |index: u32| (index.saturating_sub(lead) / ranks).max(index.saturating_sub(sent));
+    let own = own_before(index);
+    if own_before(index + 1) > own {
+        return (ranks, own);
+    }
+    // A rank alone has own tiles only.
+    let (other, others) = (index - own, (ranks - 1).max(1));
+    (1 + other % others, other / others)
 }
 
 /// A tile whose stores are on their way to its owner. Its flag is raised during the next product, when they have
@@ -328,10 +387,8 @@ unsafe fn add_up(board: &Board, row_tile: u32, column_tile: u32) -> bool {
             sums[3] = add(sums[3], fourth);
         }
         let store = |ahead: u32, sums: [f32; 8]| {
-            let [a, b, c, d, e, f, g, h] = sums;
-            let two = |low: [f32; 2], high: [f32; 2]| u64::from(Bf16::pack(high)) << 32 | u64::from(Bf16::pack(low));
             if row + ahead * step < rows {
-                let (low, high) = (two([a, b], [c, d]), two([e, f], [g, h]));
+                let (low, high) = pack(sums);
                 // Safety: the caller's promise.
                 unsafe { store_weak_pair((product.c + first + at(ahead)) as usize as *mut u64, low, high) };
             }
@@ -353,4 +410,11 @@ fn add([s, t, u, v, w, x, y, z]: [f32; 8], (low, high): (u64, u64)) -> [f32; 8] 
     let [e, f] = Bf16::unpack(high as u32);
     let [g, h] = Bf16::unpack((high >> 32) as u32);
     [s + a, t + b, u + c, v + d, w + e, x + f, y + g, z + h]
+}
+
+/// Rounds eight numbers to BF16.
+#[inline(always)]
+fn pack([a, b, c, d, e, f, g, h]: [f32; 8]) -> (u64, u64) {
+    let four = |low: [f32; 2], high: [f32; 2]| u64::from(Bf16::pack(high)) << 32 | u64::from(Bf16::pack(low));
+    (four([a, b], [c, d]), four([e, f], [g, h]))
 }

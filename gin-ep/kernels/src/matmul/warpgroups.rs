@@ -25,7 +25,8 @@ macro_rules! each {
 mod factor;
 mod gathered;
 
-pub(crate) use factor::{Factor, Scaled};
+use factor::divide_registers;
+pub(crate) use factor::{Factor, Kept, Scaled};
 pub(crate) use gathered::{GatheredTile, Gathers, multiply_gathered};
 
 use super::tile::{COLUMNS, ROWS, steps};
@@ -200,9 +201,23 @@ pub(crate) trait Outputs {
     const FREES: bool;
     /// The warps that call [`place`](Self::place).
     const FINDER: Finder;
+    /// A warp of the kernel's own [prepares](Entries::prepare) each tile. No warp stores a tile before.
+    const PREPARES: bool = Self::FINDER as u8 == Finder::Warp1 as u8;
+    /// Registers of the threads whose warps do not multiply.
+    const KEPT: Kept = <Self::Factor as Factor>::KEPT;
 
     /// Returns the address of the first column of the tile in a row of it, or 0 if the row goes nowhere.
     fn place(&self, output: &Output, row: u32) -> u64;
+
+    /// Returns what is stored in four rows of the tile instead of eight BF16 of the product: by default the product.
+    /// `to` has their places, or 0 for rows that go nowhere. The warps that store call.
+    ///
+    /// # Safety
+    /// - The places are valid. If the kernel [prepares](Self::PREPARES) tiles, this one is prepared.
+    #[inline(always)]
+    unsafe fn add(&self, _: &Output, _: [u64; 4], products: [(u64, u64); 4]) -> [(u64, u64); 4] {
+        products
+    }
 
     /// Returns the address of the scales of a row of the tile, if the factors have scales.
     #[inline(always)]
@@ -251,10 +266,10 @@ pub(crate) unsafe fn multiply<W: Work>(depth: u32, maps: u64, work: &W) {
     // Safety: the caller's promise.
     unsafe {
         if warp >= OTHERS {
-            W::Factor::take_registers();
+            divide_registers::<W>(true);
             multiply_tiles(depth, stages, work, warp - OTHERS);
         } else {
-            W::Factor::give_registers();
+            divide_registers::<W>(false);
             if warp == 0 {
                 load_tiles(steps(depth), stages, maps, work);
             } else if W::FINDER != Finder::Warp1 {
@@ -355,8 +370,7 @@ fn prepare_places(work: &impl Outputs) {
         }
         Warp.sync();
         if lane() == 0 {
-            // Safety: one arrival for each tile.
-            unsafe { phase(PREPARED + entries.0.index(TILES)).arrive() };
+            entries.prepare();
         }
         entries.advance();
     }
@@ -406,6 +420,15 @@ impl Entries {
         self.output()
     }
 
+    /// Lets the warps that multiply store the tile, by one thread.
+    ///
+    /// Ordering: release, at block scope.
+    #[inline(always)]
+    pub(crate) fn prepare(&self) {
+        // Safety: one arrival for each tile.
+        unsafe { phase(PREPARED + self.0.index(TILES)).arrive() };
+    }
+
     /// Frees the tile's entry, by one thread, and goes on to the next tile.
     #[inline(always)]
     pub(crate) fn free(&mut self) {
@@ -414,8 +437,9 @@ impl Entries {
         self.advance();
     }
 
+    /// Goes on to the next tile.
     #[inline(always)]
-    fn advance(&mut self) {
+    pub(crate) fn advance(&mut self) {
         self.0.advance();
     }
 }
@@ -427,11 +451,12 @@ impl Entries {
 #[inline(always)]
 unsafe fn multiply_tiles<W: Outputs>(depth: u32, stages: Stages, work: &W, warp: u32) {
     let (mut stage, mut entries) = (Place(0), Entries::new());
-    // `[0.0; 128]` would be a loop over memory, which no register can hold.
-    let (mut sums, mut partial): (Sums, <W::Factor as Factor>::Partial) = Zeroable::zeroed();
     while let Some(output) = entries.await_announced() {
+        // Sums that were stored take no registers. `[0.0; 128]` would be a loop over memory, which no register can
+        // hold.
+        let (mut sums, mut partial): (Sums, <W::Factor as Factor>::Partial) = Zeroable::zeroed();
         let has_rows = output.rows > warp / 4 * warpgroup::ROWS;
-        let mut scales = W::Factor::begin(&mut sums, work, || entries.output().unwrap_or_default(), stay(warp));
+        let mut scales = W::Factor::begin(work, || entries.output().unwrap_or_default(), stay(warp));
         // The number of steps is computed for each tile, because registers are scarce.
         for step in 0..steps(stay(depth)) {
             // Safety: the caller's promise.
@@ -457,15 +482,16 @@ unsafe fn multiply_tiles<W: Outputs>(depth: u32, stages: Stages, work: &W, warp:
             let output = entries.output().unwrap_or_default();
             let warp = stay(warp);
             let first = entries.0.index(TILES) * ROWS + warp * 16;
-            if W::FINDER == Finder::Warp1 {
+            if W::PREPARES {
                 phase(PREPARED + entries.0.index(TILES)).wait(entries.0.parity(TILES));
-            } else if W::FINDER == Finder::Stores && lane() < 16 {
+            }
+            if W::FINDER == Finder::Stores && lane() < 16 {
                 let row = warp * 16 + lane();
                 let place = if row < output.rows { work.place(&output, row) } else { 0 };
                 PLACES.array().write((first + lane()) as usize, place);
             }
             // Safety: the warp's own memory; the caller's promise.
-            unsafe { store::<W::Factor>(&sums, stages.sums(warp), output.columns, first) };
+            unsafe { store(work, &output, &sums, stages.sums(warp), first) };
         }
         // The lanes have met after their last stores, or after the last step.
         if lane() == 0 {
@@ -490,12 +516,12 @@ unsafe fn multiply_tiles<W: Outputs>(depth: u32, stages: Stages, work: &W, warp:
 /// # Safety
 /// - The warp has [`STORED_BYTES`] of shared memory at `own`. Places are valid, as [`multiply`] requires.
 #[inline(always)]
-unsafe fn store<F: Factor>(sums: &Sums, own: Address, columns: u32, first: u32) {
+unsafe fn store<W: Outputs>(work: &W, output: &Output, sums: &Sums, own: Address, first: u32) {
     // Addresses of the rows are not computed before the loop over tiles.
     let lane = stay(lane());
     let (row, pair, chunk) = (lane / 4, lane % 4, lane % 8);
     each!(PART in [0 1 2 3] {
-        if 64 * PART as u32 >= F::COLUMNS {
+        if 64 * PART as u32 >= W::Factor::COLUMNS {
             return;
         }
         each!(J in [0 1 2 3 4 5 6 7] {
@@ -509,15 +535,22 @@ unsafe fn store<F: Factor>(sums: &Sums, own: Address, columns: u32, first: u32) 
         });
         Warp.sync();
         let column = 64 * PART as u32 + 8 * chunk;
+        let row = |index: u32| 4 * index + lane / 8;
+        let place = |index: u32| {
+            let place = PLACES.array().read((first + row(index)) as usize);
+            if place != 0 && column < output.columns { place + 2 * u64::from(column) } else { 0 }
+        };
+        // Safety: the warp's own memory.
+        let load = |index: u32| unsafe {
+            load_weak_pair(own.at(row(index) * ROW_BYTES + ((chunk ^ (row(index) % 8)) << 4)))
+        };
+        let to = [place(0), place(1), place(2), place(3)];
+        // Safety: rows and columns that are there.
+        let stored = unsafe { work.add(output, to, [load(0), load(1), load(2), load(3)]) };
         each!(I in [0 1 2 3] {
-            let row = 4 * I as u32 + lane / 8;
-            let to = PLACES.array().read((first + row) as usize);
-            // Safety: the warp's own memory; a row and columns that are there.
-            unsafe {
-                let (low, high) = load_weak_pair(own.at(row * ROW_BYTES + ((chunk ^ (row % 8)) << 4)));
-                if to != 0 && column < columns {
-                    store_weak_pair((to + 2 * u64::from(column)) as usize as *mut u64, low, high);
-                }
+            if to[I] != 0 {
+                // Safety: as above.
+                unsafe { store_weak_pair(to[I] as usize as *mut u64, stored[I].0, stored[I].1) };
             }
         });
         Warp.sync();

@@ -17,6 +17,8 @@ use gin_device::sys::warpgroup::{
 pub(crate) trait Factor {
     /// Columns of a tile.
     const COLUMNS: u32;
+    /// Registers that a thread keeps whose warp does not multiply; the other threads take the rest.
+    const KEPT: Kept = Kept::All;
 
     /// Sums of a step that are not scaled yet.
     type Partial: Zeroable;
@@ -28,16 +30,8 @@ pub(crate) trait Factor {
     /// Returns the number of pairs of bytes of this many inner elements.
     fn pairs(depth: u32) -> u32;
 
-    /// Takes the registers that the [other](Self::give_registers) warps do not need. The two warpgroups call.
-    #[inline(always)]
-    fn take_registers() {}
-
-    /// Gives up registers. Warps that do not multiply call.
-    #[inline(always)]
-    fn give_registers() {}
-
     /// Begins a tile. The two warpgroups call, with the number of the warp.
-    fn begin(sums: &mut Sums, work: &impl Outputs, output: impl Fn() -> Output, warp: u32) -> Self::Tile;
+    fn begin(work: &impl Outputs, output: impl Fn() -> Output, warp: u32) -> Self::Tile;
 
     /// Loads the lane's scale of the next step.
     ///
@@ -71,7 +65,7 @@ impl Factor for Bf16 {
     }
 
     #[inline(always)]
-    fn begin(_: &mut Sums, _: &impl Outputs, _: impl Fn() -> Output, _: u32) {}
+    fn begin(_: &impl Outputs, _: impl Fn() -> Output, _: u32) {}
 
     #[inline(always)]
     unsafe fn scale((): &mut ()) {}
@@ -87,14 +81,36 @@ impl Factor for Bf16 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scaled<const HALVES: u32>;
 
-/// Registers of a thread that multiplies tiles of two halves: it has 128 sums, and 64 partial ones before they are
-/// scaled.
-const MULTIPLIER_REGISTERS: u32 = 224;
-/// Registers of the other threads then.
-const OTHER_REGISTERS: u32 = 56;
+/// The registers that a thread keeps whose warp does not multiply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kept {
+    /// All 168. A thread that multiplies has as many.
+    All,
+    /// 72. A thread that multiplies has 216.
+    Of72,
+    /// 56. A thread that multiplies has 224.
+    Of56,
+}
+
+/// Divides the registers of the block as its kernel [does](Outputs::KEPT). All warps call, with whether they multiply.
+#[inline(always)]
+pub(crate) fn divide_registers<W: Outputs>(multiplies: bool) {
+    // Safety: the whole warpgroup calls; the two that multiply take no more than the third one gives up.
+    unsafe {
+        match (W::KEPT, multiplies) {
+            (Kept::All, _) => {}
+            (Kept::Of72, true) => increase_registers::<216>(),
+            (Kept::Of72, false) => decrease_registers::<72>(),
+            (Kept::Of56, true) => increase_registers::<224>(),
+            (Kept::Of56, false) => decrease_registers::<56>(),
+        }
+    }
+}
 
 impl<const HALVES: u32> Factor for Scaled<HALVES> {
     const COLUMNS: u32 = HALVES * E4M3_COLUMNS;
+    /// A thread that multiplies has 128 sums, and 64 partial ones before they are scaled.
+    const KEPT: Kept = if HALVES == 2 { Kept::Of56 } else { Kept::All };
 
     type Partial = PartialSums;
     /// The address of the lane's next scale: of a row of the warp's 16 in lanes 0 to 15, of each 128 columns in lanes
@@ -108,25 +124,8 @@ impl<const HALVES: u32> Factor for Scaled<HALVES> {
     }
 
     #[inline(always)]
-    fn take_registers() {
-        if HALVES == 2 {
-            // Safety: the whole warpgroup calls; other warps give up as many.
-            unsafe { increase_registers::<MULTIPLIER_REGISTERS>() };
-        }
-    }
-
-    #[inline(always)]
-    fn give_registers() {
-        if HALVES == 2 {
-            // Safety: the whole warpgroup calls.
-            unsafe { decrease_registers::<OTHER_REGISTERS>() };
-        }
-    }
-
-    #[inline(always)]
-    fn begin(sums: &mut Sums, work: &impl Outputs, output: impl Fn() -> Output, warp: u32) -> u64 {
+    fn begin(work: &impl Outputs, output: impl Fn() -> Output, warp: u32) -> u64 {
         let output = &output();
-        *sums = Zeroable::zeroed();
         let row = warp * 16 + lane();
         if lane() < 16 && row < output.rows {
             work.row_scales(output, row)

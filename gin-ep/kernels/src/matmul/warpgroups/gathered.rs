@@ -3,7 +3,7 @@
 
 use super::{
     EMPTY, FREE, FULL, Factor, MAPS_BYTES, OTHERS, Output, Outputs, PLACES, Place, STAGES, Stages, TILES, announce,
-    begin, multiply_tiles, phase,
+    begin, divide_registers, multiply_tiles, phase,
 };
 use crate::matmul::tile::{ROWS, steps};
 use gin_device::prelude::*;
@@ -57,10 +57,10 @@ pub(crate) unsafe fn multiply_gathered<W: Gathers>(depth: u32, maps: u64, right:
     // Safety: the caller's promise; barrier 1 is the loading warps'.
     unsafe {
         if warp >= OTHERS {
-            W::Factor::take_registers();
+            divide_registers::<W>(true);
             multiply_tiles(depth, stages, work, warp - OTHERS);
         } else {
-            W::Factor::give_registers();
+            divide_registers::<W>(false);
             if let Some(group) = WarpSpan::new(0, OTHERS, 1) {
                 load_tiles(depth, stages, (maps, right), work, group);
             }
