@@ -124,11 +124,11 @@ fn job(
     case: Case,
     languages: Languages,
 ) -> Fallible<Duration> {
-    let (id, ended) = (library.unique_id()?, AtomicU32::new(0));
+    let (id, ready, ended) = (library.unique_id()?, AtomicU32::new(0), AtomicU32::new(0));
     thread::scope(|scope| {
-        let ended = &ended;
+        let (ready, ended) = (&ready, &ended);
         let start = |rank| {
-            let place = Place { library, modules, gpu: rank % gpus, rank, ranks, ended };
+            let place = Place { library, modules, gpu: rank % gpus, rank, ranks, ready, ended };
             scope.spawn(move || place.run(id, case, languages(rank)))
         };
         let threads: Vec<_> = (0..ranks).map(start).collect();
@@ -148,6 +148,8 @@ struct Place<'a> {
     gpu: u32,
     rank: u32,
     ranks: u32,
+    /// The number of ranks that may launch.
+    ready: &'a AtomicU32,
     /// The number of ranks whose kernels have ended.
     ended: &'a AtomicU32,
 }
@@ -163,14 +165,14 @@ impl Place<'_> {
         time
     }
 
-    /// Waits until the kernels of all ranks have ended. A call of NCCL before that could wait for a kernel on the same
-    /// GPU, which waits for the rank that calls.
-    fn wait_for_all(&self) -> Fallible<()> {
-        self.ended.fetch_add(1, Ordering::AcqRel);
+    /// Counts this rank and waits for the others: before the first launch, and after the last kernel. A call of NCCL in
+    /// between could wait for a kernel, which waits for the rank that calls.
+    fn wait_for_all(&self, count: &AtomicU32) -> Fallible<()> {
+        count.fetch_add(1, Ordering::AcqRel);
         let start = Instant::now();
-        while self.ended.load(Ordering::Acquire) < self.ranks {
+        while count.load(Ordering::Acquire) < self.ranks {
             if start.elapsed() > LIMIT {
-                return Err(format!("the kernels of some ranks have not ended after {LIMIT:?}").into());
+                return Err(format!("some ranks have not come this far after {LIMIT:?}").into());
             }
             thread::sleep(Duration::from_millis(1));
         }
@@ -208,7 +210,7 @@ fn on_comm(
     };
     let wrong = Memory::new(&(device.clone() as Arc<dyn Device>), MemoryKind::Device, 8)?;
     stream.synchronize()?;
-    meet(&comm)?;
+    place.wait_for_all(place.ready)?;
 
     let start = Instant::now();
     let launch = Launch { stream, comm: &comm, receive: &receive, send: &send, words, wrong: wrong.address() };
@@ -224,7 +226,7 @@ fn on_comm(
     }
     stream.synchronize()?;
     let time = start.elapsed();
-    place.wait_for_all()?;
+    place.wait_for_all(place.ended)?;
     // Windows live until no rank puts into them. A rank alone has put long before its wait ended.
     meet(&comm)?;
 
