@@ -99,6 +99,13 @@ impl Board {
         }
     }
 
+    /// Does the same as [`post`](Self::post), and returns the first post of all ranks: this fault, if another thread is
+    /// posting for the rank and no post is there yet.
+    pub fn post_and_look(&self, rank: u32, fault: Fault) -> Notice {
+        self.post(rank, fault);
+        self.first().unwrap_or(Notice { rank, fault })
+    }
+
     /// Returns the number of ranks that have posted. It changes with every post that stays.
     pub fn count(&self) -> u32 {
         self.count.load(Ordering::Acquire)
@@ -159,6 +166,17 @@ mod tests {
         assert_eq!(board.of(0), Some(Notice { rank: 0, fault: fault(3) }));
         assert_eq!(board.of(1), None);
         assert_eq!(board.of(9), None);
+    }
+
+    #[test]
+    fn a_rank_knows_its_fault_while_another_thread_posts_it() {
+        let board = Board::new(2);
+        let fault = Fault::new(FaultKind::Timeout, Operation::None);
+        // The other thread has come this far.
+        board.slots[1].claimed.store(true, Ordering::Relaxed);
+        assert_eq!(board.post_and_look(1, fault), Notice { rank: 1, fault });
+        board.post(0, fault);
+        assert_eq!(board.post_and_look(1, fault), Notice { rank: 0, fault });
     }
 
     #[test]

@@ -89,7 +89,7 @@ impl Shared {
             && let Some(fault) = resources.status().reported()
         {
             // The proxy finds this fault too. A caller that asks after its kernel has ended need not wait for that.
-            board.post(self.rank, fault);
+            return Some(board.post_and_look(self.rank, fault));
         }
         board.first()
     }
