@@ -99,8 +99,8 @@ impl Board {
         }
     }
 
-    /// Does the same as [`post`](Self::post), and returns the first post of all ranks: this fault, if another thread is
-    /// posting for the rank and no post is there yet.
+    /// Posts a fault as [`post`](Self::post), and returns the first post of all ranks. Another thread may have begun to
+    /// post for `rank`, and no post is visible yet: then it returns this fault.
     pub fn post_and_look(&self, rank: u32, fault: Fault) -> Notice {
         self.post(rank, fault);
         self.first().unwrap_or(Notice { rank, fault })

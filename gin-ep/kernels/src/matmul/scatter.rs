@@ -93,10 +93,10 @@ unsafe fn work(board: &Board) {
 /// Multiplies as [`matmul_reduce_scatter`], by [warpgroups](super::warpgroups). Blocks have
 /// [`THREADS`](super::warpgroups::THREADS) threads. `product` multiplies.
 ///
-/// Tiles of other ranks' rows and of this rank's own come in turn. A warp raises the flag of a sent tile while the next
-/// one is multiplied. Another warp waits for the other ranks' terms of an own tile, and the warps that store add them.
-/// The bits of products may differ from those of [`matmul_reduce_scatter`], and are the same for each number of blocks,
-/// and in one launch or two.
+/// Blocks take tiles of other ranks and of this rank in turn. A warp raises the flag of a sent tile while the next tile
+/// is multiplied. Another warp waits for the other ranks' terms of an own tile, and the warps that store add them.
+/// Results may have other bits than by [`matmul_reduce_scatter`]. They do not depend on the number of blocks, or on
+/// whether product and exchange are one launch or two.
 ///
 /// # Safety
 /// - As [`matmul_reduce_scatter`], with memory for the maps.
@@ -251,12 +251,13 @@ impl<'a, B: Fn() -> Board<'a>> Work for Scatter<'a, B> {
     }
 }
 
-/// Returns the distance of a tile's owner, and the tile's number among those of the owner, in the order of work: first
-/// `lead` tiles of other ranks, then in turn one for each of them and one of this rank's own, at last own tiles.
+/// Returns the owner and the number of the tile at place `index` of the order of work. The owner is given by its
+/// distance from this rank; the distance `ranks` is this rank itself. An owner has `each` tiles.
 ///
-/// Links are busy all the time then, and no tile is added long before the other ranks have sent theirs. An own tile
-/// comes after all tiles with its number: so a rank that adds one has sent as many itself, and no rank waits for a tile
-/// that comes after the one that it waits with.
+/// The order: `lead` tiles of other ranks; then, in turn, one tile of each other rank and one own tile; own tiles when
+/// the others are sent. So links have work during more of the product, and terms of an own tile arrive before it is
+/// stored. An own tile comes after the other ranks' tiles with its number, so that ranks do not wait for each other in
+/// a circle (docs/matmul.md, Protocol).
 #[inline(always)]
 fn mixed(index: u32, each: u32, ranks: u32, lead: u32) -> (u32, u32) {
     let sent = (ranks - 1) * each;
